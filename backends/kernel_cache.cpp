@@ -1,5 +1,6 @@
 #include "backends/kernel_cache.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <thread>
 
 #include "core/check.h"
 
@@ -153,6 +155,32 @@ void publish_kernel(const std::string& dir, const std::string& key, const std::s
   BRRR_CHECK(done, "kernel cache: {} cannot be written: {}; set BRRR_CACHE_DIR to another place",
              path, std::strerror(errno));
   trim_kernel_cache(dir);
+}
+
+// Of the open file, not of the process: threads exclude each other, too.
+bool BuildLock::lock(short kind) const {
+  struct flock byte = {};
+  byte.l_type = kind;
+  byte.l_whence = SEEK_SET;
+  byte.l_start = at_;
+  byte.l_len = 1;
+  return fcntl(file_, F_OFD_SETLK, &byte) == 0;
+}
+
+BuildLock::BuildLock(const std::string& dir, const std::string& key)
+    : file_(open((dir + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)),
+      at_(static_cast<int64_t>(std::stoull(key.substr(0, 15), nullptr, 16))) {
+  constexpr int polls = 12000;  // Whoever holds it may be stopped, or on another machine.
+  for (int i = 0; i < polls && !lock(F_WRLCK) && (errno == EAGAIN || errno == EACCES); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+// Not by closing it alone: a child may have been forked meanwhile.
+BuildLock::~BuildLock() {
+  if (file_ < 0) return;
+  lock(F_UNLCK);
+  close(file_);
 }
 
 void trim_kernel_cache(const std::string& dir, size_t most_files, uint64_t most_bytes) {

@@ -40,6 +40,20 @@ std::optional<std::string> read_kernel(const std::string& dir, const std::string
 // Throws Error when the disk is full.
 void publish_kernel(const std::string& dir, const std::string& key, const std::string& code);
 
+// Of those who build the same kernels at the same time, processes or threads, one runs the compiler
+// and the others wait for what it publishes: for a minute at most, and not at all where the file
+// system has no locks.
+class BuildLock : NotCopied {
+ public:
+  BuildLock(const std::string& dir, const std::string& key);
+  ~BuildLock();
+
+ private:
+  bool lock(short kind) const;
+  int file_;
+  int64_t at_;  // The byte of the cache's lock file that stands for the key.
+};
+
 // Removes what was not used for longest until both limits hold, and what killed processes left.
 // Touches nothing that does not have the name of a file of ours.
 inline constexpr uint64_t most_kernel_bytes = uint64_t{512} << 20;

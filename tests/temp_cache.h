@@ -22,7 +22,9 @@ struct TempCache : bench::PrivateCache {  // and nothing in the environment that
 
   std::vector<std::string> files() const {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().string());
+    for (const auto& entry : fs::directory_iterator(dir)) {
+      if (entry.path().filename() != "lock") names.push_back(entry.path().string());
+    }
     return names;
   }
   std::string only_file() const {

@@ -2,11 +2,16 @@
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "backends/cpu/host_compiler.h"
 #include "core/figures.h"
@@ -54,6 +59,34 @@ TEST_CASE("kernel cache: a program that hangs is stopped") {
   CHECK(r.output == "begun\n");
   CHECK(cpu::run_process({"/nonesuch"}, 1).end == cpu::ProcessResult::not_started);
   CHECK(cpu::run_process({"/bin/sh", "-c", "exit 7"}, 10).status == 7);
+}
+
+TEST_CASE("kernel cache: who is killed while it builds leaves no lock, other keys are not locked") {
+  const TempCache cache;
+  const std::string key = jit::fingerprint({"a"}), other = jit::fingerprint({"b"});
+  int ready[2];
+  REQUIRE(pipe(ready) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const jit::BuildLock held(cache.dir, key);
+    if (write(ready[1], "x", 1) == 1) pause();
+    _exit(1);
+  }
+  char byte;
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  { const jit::BuildLock free(cache.dir, other); }
+  std::atomic<bool> entered = false;
+  std::thread waiting([&] {
+    const jit::BuildLock next(cache.dir, key);
+    entered = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(!entered);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  waiting.join();
+  CHECK(entered);
+  for (const int end : ready) close(end);
 }
 
 TEST_CASE("kernel cache: figures are kept for later processes, measured anew on request") {

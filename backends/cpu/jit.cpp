@@ -12,9 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
-#include <mutex>
 
 #include "backends/cpu/host_compiler.h"
 #include "backends/excerpt.h"
@@ -129,35 +127,34 @@ static void compile(const std::string& dir, const std::string& key, const std::s
   publish_kernel(dir, key, code);
 }
 
+static void* open_shared(const std::string& path) {
+  return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
+// May be null where there is one: another process that trims the cache could remove it between.
+static void* find_cached(const std::string& dir, const std::string& key) {
+  const auto code = read_kernel(dir, key);
+  return code && is_whole(*code) ? open_shared(kernel_path(dir, key)) : nullptr;
+}
+
 // The shared object from the cache, or built.
 static void* load(const std::string& key, const std::string& source, const HostCompiler& compiler,
                   BuildReport& report) {
-  const std::string dir = kernel_cache_dir(), path = kernel_path(dir, key);
+  const std::string dir = kernel_cache_dir();
   const std::string kept = env_or_empty("BRRR_KEEP_SOURCE") == "1" ? dir + "/" + key + ".cpp" : "";
   if (!kept.empty()) write_source(kept, source);
-  const auto open = [&] { return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL); };
-  // May fail: another process that trims the cache could remove it at this moment.
-  const auto cached = read_kernel(dir, key);
-  void* library = cached && is_whole(*cached) ? open() : nullptr;
-  report.cached = library != nullptr;
-  if (!library) {
-    compile(dir, key, source, compiler, kept);
-    library = open();
-  }
-  if (!library) {
-    const char* why = dlerror();
-    fail(
-        "jit: the kernels were built but cannot be loaded: {}; if {} is on a file system mounted "
-        "noexec, set BRRR_CACHE_DIR to another place",
-        why ? why : "unknown reason", dir);
-  }
-  return library;
-}
-
-// Of builds of equal text by several threads one runs the compiler, and the others find its file.
-static std::mutex& building(const std::string& key) {
-  static std::mutex all[64];
-  return all[std::hash<std::string>{}(key) % std::size(all)];
+  report.cached = true;
+  if (void* library = find_cached(dir, key)) return library;
+  const BuildLock alone(dir, key);
+  if (void* library = find_cached(dir, key)) return library;
+  report.cached = false;
+  compile(dir, key, source, compiler, kept);
+  if (void* library = open_shared(kernel_path(dir, key))) return library;
+  const char* why = dlerror();
+  fail(
+      "jit: the kernels were built but cannot be loaded: {}; if {} is on a file system mounted "
+      "noexec, set BRRR_CACHE_DIR to another place",
+      why ? why : "unknown reason", dir);
 }
 
 KernelModule* build(const std::string& source, BuildReport& report) {
@@ -169,7 +166,6 @@ KernelModule* build(const std::string& source, BuildReport& report) {
   const HostCompiler compiler = find_host_compiler();
   report.compiler = compiler.version;
   const std::string key = make_key(source, compiler);
-  const std::lock_guard lock(building(key));
   void* const library = load(key, source, compiler, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return static_cast<KernelModule*>(library);

@@ -53,9 +53,11 @@ std::string machine_code(const Tools& tools, const std::string& text, const char
   const std::string dir = jit::kernel_cache_dir();
   const std::string key = jit::fingerprint(
       {kKernelAbi, fmt::format("{} {} {}", tools.compiler_version(), major, minor), prelude, text});
-  auto found = jit::read_kernel(dir, key);
-  if (cached) *cached = found.has_value();
-  if (found) return std::move(*found);
+  if (cached) *cached = true;
+  if (auto found = jit::read_kernel(dir, key)) return std::move(*found);
+  const jit::BuildLock alone(dir, key);
+  if (auto found = jit::read_kernel(dir, key)) return std::move(*found);
+  if (cached) *cached = false;
   void* image = nullptr;
   size_t bytes = 0;
   const Failure failure =

@@ -25,57 +25,85 @@ on_rank_1() {
 }
 
 tests="$bin/brrr_dist_tests"
-for early in "exit 0" "sleep 30"; do
-  BRRR_DIST_LIMIT=2 ends 10 "brrr: rank 0 of 2: waited 2 s for the other processes to start" \
-    bash -c "$(on_rank_1 "$early")" "$tests"
-done
-BRRR_DIST_LIMIT=abc ends 10 "BRRR_DIST_LIMIT is 'abc'" \
-  bash -c "$(on_rank_1 'sleep 30')" "$tests"
-ends 10 "brrr: rank 1: bad thing on purpose" "$tests" --test-case="zz fault: an exception*"
-BRRR_DIST_LIMIT=2 ends 15 "brrr: rank [01]: the lost one: waited 2 s for rank" "$tests" --test-case="zz fault: a job*"
-ends 15 "brrr: rank 1: too late" "$tests" --test-case="zz fault: abort*"
-for _ in {1..6}; do
-  ranks=4 ends 10 "rank 3 has ended" "$tests" --test-case="zz fault: the last*"
-  ranks=3 ends 10 "rank 1 has ended its program" "$tests" --leave
-done
+mlp=("$bin/train_mlp" --images 200 --batch 1 --steps 40 --eval-every 0 --log-every 1)
 
-for which in "1, which is in all_reduce of float32.3." "0, which is in bucket 0"; do
-  BRRR_DIST_CHECK=1 BRRR_DIST_LIMIT=2 ends 15 "waited 2 s for rank $which .BRRR_DIST_LIMIT sets" \
-    "$tests" --test-case="zz fault: a collective*"
-done
+starts_and_ends() {
+  for early in "exit 0" "sleep 30"; do
+    BRRR_DIST_LIMIT=2 ends 10 "brrr: rank 0 of 2: waited 2 s for the other processes to start" \
+      bash -c "$(on_rank_1 "$early")" "$tests"
+  done
+  BRRR_DIST_LIMIT=abc ends 10 "BRRR_DIST_LIMIT is 'abc'" \
+    bash -c "$(on_rank_1 'sleep 30')" "$tests"
+  ends 10 "brrr: rank 1: bad thing on purpose" "$tests" --test-case="zz fault: an exception*"
+  BRRR_DIST_LIMIT=2 ends 15 "brrr: rank [01]: the lost one: waited 2 s for rank" "$tests" --test-case="zz fault: a job*"
+  ends 15 "brrr: rank 1: too late" "$tests" --test-case="zz fault: abort*"
+}
+
+peers_that_leave() {
+  for _ in {1..6}; do
+    ranks=4 ends 10 "rank 3 has ended" "$tests" --test-case="zz fault: the last*"
+    ranks=3 ends 10 "rank 1 has ended its program" "$tests" --leave
+  done
+}
+
+collectives_that_differ() {
+  for which in "1, which is in all_reduce of float32.3." "0, which is in bucket 0"; do
+    BRRR_DIST_CHECK=1 BRRR_DIST_LIMIT=2 ends 15 "waited 2 s for rank $which .BRRR_DIST_LIMIT sets" \
+      "$tests" --test-case="zz fault: a collective*"
+  done
+}
 
 # What the programs find wrong. The first process says what all have; one's own is kept.
-mlp=("$bin/train_mlp" --images 200 --batch 1 --steps 40 --eval-every 0 --log-every 1)
-ends 10 "rank 0 has nothing wrong, rank 1 has .*--nonsense" \
-  bash -c "$(on_rank_1 'set -- "$@" --nonsense')" "${mlp[@]}"
-ends 10 "train_mlp: .*--nonsense" "${mlp[@]}" --nonsense
-[[ $(grep -ac -- "--nonsense" "$work/ranks") == 1 ]] || { cat "$work/ranks"; fail "said twice"; }
+programs() {
+  ends 10 "rank 0 has nothing wrong, rank 1 has .*--nonsense" \
+    bash -c "$(on_rank_1 'set -- "$@" --nonsense')" "${mlp[@]}"
+  ends 10 "train_mlp: .*--nonsense" "${mlp[@]}" --nonsense
+  [[ $(grep -ac -- "--nonsense" "$work/ranks") == 1 ]] || { cat "$work/ranks"; fail "said twice"; }
 
-seq 2000 >"$work/one.txt"
-seq 2000 | tac >"$work/two.txt"
-ends 10 "options of the processes differ: rank 0 has data of hash" \
-  bash -c "$(on_rank_1 'set -- "${@/one.txt/two.txt}"')" \
-  "$bin/train_gpt" --data "$work/one.txt" --steps 5 --layers 1 --width 32 --eval-batches 1
+  seq 2000 >"$work/one.txt"
+  seq 2000 | tac >"$work/two.txt"
+  ends 10 "options of the processes differ: rank 0 has data of hash" \
+    bash -c "$(on_rank_1 'set -- "${@/one.txt/two.txt}"')" \
+    "$bin/train_gpt" --data "$work/one.txt" --steps 5 --layers 1 --width 32 --eval-batches 1
+}
 
 # Two weights of one pixel and its neighbour are so large that some images overflow: one of rank 1.
-run() { bash "$here/launch.sh" "$mpirun" 2 "$@" >"$work/ranks" 2>&1 || { cat "$work/ranks"; exit 1; }; }
-run "${mlp[@]}" --stop-at 2 --save "$work/ck"
-! grep -q $'\r' "$work/ranks" || fail "lines for a terminal in a file"
-header=$(od -An -t u8 -N 8 "$work/ck")
-at=$(head -c $((8 + header)) "$work/ck" | grep -ao '"model.fc1.weight":{[^}]*' | sed 's/.*offsets":.\([0-9]*\).*/\1/')
-printf '\x99\x76\x61\x7f\x99\x76\x61\x7f' |
-  dd of="$work/ck" bs=1 seek=$((8 + header + at + 4 * 406)) conv=notrunc status=none
-ends 10 "brrr: rank 0: the loss is .*, on rank 1 by step" "${mlp[@]:0:3}" --resume "$work/ck" \
-  --mode eager --log-every 1
+loss() {
+  run() { bash "$here/launch.sh" "$mpirun" 2 "$@" >"$work/ranks" 2>&1 || { cat "$work/ranks"; exit 1; }; }
+  run "${mlp[@]}" --stop-at 2 --save "$work/ck"
+  ! grep -q $'\r' "$work/ranks" || fail "lines for a terminal in a file"
+  header=$(od -An -t u8 -N 8 "$work/ck")
+  at=$(head -c $((8 + header)) "$work/ck" | grep -ao '"model.fc1.weight":{[^}]*' | sed 's/.*offsets":.\([0-9]*\).*/\1/')
+  printf '\x99\x76\x61\x7f\x99\x76\x61\x7f' |
+    dd of="$work/ck" bs=1 seek=$((8 + header + at + 4 * 406)) conv=notrunc status=none
+  ends 10 "brrr: rank 0: the loss is .*, on rank 1 by step" "${mlp[@]:0:3}" --resume "$work/ck" \
+    --mode eager --log-every 1
+}
 
 # --threads counts, and leaves the processors to who has asked for it.
-count='"$0" "$@" >/dev/null & sleep 2; grep Threads "/proc/$!/status"; kill -9 $!; exit 0'
 threads() {
-  bash "$here/launch.sh" "$mpirun" 2 env -u BRRR_NUM_THREADS bash -c "$count" "$bin/train_mlp" \
-    --steps 10000000 --log-every 10000000 --eval-every 0 --images 500 --threads "$1" \
-    >"$work/ranks" 2>&1 || true
-  sed -n 's/Threads:[^0-9]*//p' "$work/ranks" | sort -n | tail -1
+  count='"$0" "$@" >/dev/null & sleep 2; grep Threads "/proc/$!/status"; kill -9 $!; exit 0'
+  count_of() {
+    bash "$here/launch.sh" "$mpirun" 2 env -u BRRR_NUM_THREADS bash -c "$count" "$bin/train_mlp" \
+      --steps 10000000 --log-every 10000000 --eval-every 0 --images 500 --threads "$1" \
+      >"$work/ranks" 2>&1 || true
+    sed -n 's/Threads:[^0-9]*//p' "$work/ranks" | sort -n | tail -1
+  }
+  one=$(count_of 1) five=$(count_of 5)
+  (( five == one + 4 )) || fail "--threads 1: $one threads, --threads 5: $five"
+  echo "--threads 5: four threads more than --threads 1"
 }
-one=$(threads 1) five=$(threads 5)
-(( five == one + 4 )) || fail "--threads 1: $one threads, --threads 5: $five"
-echo "--threads 5: four threads more than --threads 1"
+
+# Most of the time they wait: side by side.
+parts=(starts_and_ends peers_that_leave collectives_that_differ programs loss threads) running=()
+for part in "${parts[@]}"; do
+  mkdir "$work/$part"
+  ( trap - EXIT; work="$work/$part"; "$part" ) >"$work/$part.log" 2>&1 &
+  running+=($!)
+done
+failed=0
+for i in "${!parts[@]}"; do
+  wait "${running[i]}" || failed=1
+  cat "$work/${parts[i]}.log"
+done
+exit "$failed"

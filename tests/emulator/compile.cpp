@@ -21,10 +21,11 @@ const char* const dialect =
     ;
 
 // Bits equal the GPU's for + - * / sqrt fma. Sanitizers are never asked for: a thread's stack is
-// not one they know. No C++ library and no start files: a small program takes half the time. Tests
-// compile far more than they run: unoptimized, they take a third of the time.
+// not one they know. No C++ library and no start files: a small program takes half the time. -Og
+// compiles in three quarters of -O1's time and runs as fast; -O0 in 0.6 of it, and runs half as
+// fast.
 const char* const flags[] = {"-std=c++20",
-                             "-O0",
+                             "-Og",
                              "-ffp-contract=off",
                              "-fno-fast-math",
                              "-fno-math-errno",
