@@ -38,9 +38,7 @@ class RowText : public CpuText {
       if (at(id).kind == Statement::FoldRows) columns_.push_back(id);
       if (at(id).kind == Statement::Total) totals_.push_back(id);
     }
-    // Where a vector takes several registers the sums of two passes would not fit in all of them.
-    constexpr bool whole = BRRR_VX_BYTES == 64;
-    pipelined_ = whole && streaming_ && deepest_ > 0 && n_ >= 64 && n_ <= kReduceChunk;
+    pipelined_ = streaming_ && deepest_ > 0 && n_ >= 64 && n_ <= kReduceChunk;
     make_passes();
     if (!pipelined_ || gains_side_by_side()) return;
     pipelined_ = false;
@@ -340,7 +338,10 @@ class RowText : public CpuText {
       const int64_t rows = moves ? block_ * (last[w] - first[w] + 1) : 1;
       bytes += rows * n_ * static_cast<int64_t>(itemsize(window(w).dtype));
     }
-    if (prefetch_level() == 1 && streams_in > 1) return false;
+    // Where a vector takes several registers the sums of two passes over several streams would
+    // spill.
+    constexpr bool whole = BRRR_VX_BYTES == 64;
+    if ((prefetch_level() == 1 || !whole) && streams_in > 1) return false;
     return polynomials || bytes <= kRowsInUse;
   }
 

@@ -202,7 +202,7 @@ size_t CpuText::live_vectors(const std::vector<int>& ids) const {
 // a polynomial of one vector.
 int CpuText::choose_unroll(const std::vector<int>& ids) const {
   constexpr bool whole = BRRR_VX_BYTES == 64;  // A vector is one register.
-  constexpr size_t most_polynomials = 64, statements = 2048, registers = whole ? 32 : 24;
+  constexpr size_t most_polynomials = 64, statements = 2048, registers = whole ? 32 : 8;
   size_t cost = 0, lines = 1;
   for (int id : ids) {
     cost += at(id).cost;

@@ -199,8 +199,14 @@ BRRR_VX f32 scale(f32 p, f32 i) {
 #endif
 }
 
-// The same for i <= 60.
-BRRR_VX f32 scale_down(f32 p, f32 i) { return scale(p, i); }
+// The same for -150 <= i <= 60. Only the last product is rounded.
+BRRR_VX f32 scale_down(f32 p, f32 i) {
+#if defined(__AVX512F__)
+  return scale(p, i);
+#else
+  return p * (f32)(((i32)(i + 0x1.8p+23f) << 23) + 0x5f800000) * 0x1p-64f;
+#endif
+}
 
 // n / d for what sigmoid and tanh divide.
 BRRR_VX f32 quotient(f32 n, f32 d) { return n / d; }
