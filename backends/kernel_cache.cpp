@@ -170,10 +170,13 @@ bool BuildLock::lock(short kind) const {
 BuildLock::BuildLock(const std::string& dir, const std::string& key)
     : file_(open((dir + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)),
       at_(static_cast<int64_t>(std::stoull(key.substr(0, 15), nullptr, 16))) {
-  constexpr int polls = 12000;  // Whoever holds it may be stopped, or on another machine.
-  for (int i = 0; i < polls && !lock(F_WRLCK) && (errno == EAGAIN || errno == EACCES); ++i) {
+  constexpr int polls = 4000;  // Whoever holds it may be stopped, or on another machine.
+  int i = 0;
+  while (i < polls && !lock(F_WRLCK) && (errno == EAGAIN || errno == EACCES)) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ++i;
   }
+  if (i > 0) lock(F_UNLCK);  // Should the build have failed, the others need not wait for this one.
 }
 
 // Not by closing it alone: a child may have been forked meanwhile.

@@ -41,8 +41,8 @@ std::optional<std::string> read_kernel(const std::string& dir, const std::string
 void publish_kernel(const std::string& dir, const std::string& key, const std::string& code);
 
 // Of those who build the same kernels at the same time, processes or threads, one runs the compiler
-// and the others wait for what it publishes: for a minute at most, and not at all where the file
-// system has no locks.
+// and the others wait, for 20 seconds at most, and then look for what it published. If there is
+// nothing they build side by side; so does everybody where the file system has no locks.
 class BuildLock : NotCopied {
  public:
   BuildLock(const std::string& dir, const std::string& key);

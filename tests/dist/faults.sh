@@ -22,7 +22,8 @@ whole="$(sum_of "$work/whole")"
 from_start=0 from_checkpoint=0 longest=0 stuck=0
 for (( i = 0; i < kills; ++i )); do
   rm -f "$work/ck"
-  ranks 2 "${gpt[@]}" --checkpoint "$work/ck" --save-every 7 >"$work/killed" 2>&1 &
+  bash "$here/launch.sh" "$mpirun" 2 "${gpt[@]}" --checkpoint "$work/ck" --save-every 7 \
+    >"$work/killed" 2>&1 &
   run=$!
   sleep "0.$(( RANDOM % 10 ))$(( RANDOM % 10 ))"
   # The ranks' own processes: their command line begins with the program.
@@ -31,7 +32,11 @@ for (( i = 0; i < kills; ++i )); do
     mapfile -t victims < <(processes)
     [[ ${#victims[@]} -gt 0 ]] || sleep 0.05
   done
-  [[ ${#victims[@]} -gt 0 ]] || { wait "$run" || true; continue; }
+  if [[ ${#victims[@]} -eq 0 ]]; then
+    wait "$run" || { cat "$work/killed"; fail "run $i: ended badly before it was killed"; }
+    [[ "$(sum_of "$work/killed")" == "$whole" ]] || fail "run $i: other parameters"
+    continue
+  fi
   begin=$(date +%s%N)
   kill -9 "${victims[RANDOM % ${#victims[@]}]}" 2>/dev/null || true
   status=0
@@ -56,5 +61,7 @@ for (( i = 0; i < kills; ++i )); do
     from_start=$((from_start + 1))
   fi
 done
+(( from_start + from_checkpoint > 0 )) || fail "no run was killed"
+(( stuck <= 1 + kills / 10 )) || fail "the launcher locked itself out $stuck times"
 echo "$kills kills: every run ended by itself within $longest ms; $from_checkpoint resumed to" \
   "parameters $whole, $from_start had not saved yet; the launcher locked itself out $stuck times"
