@@ -202,7 +202,7 @@ size_t CpuText::live_vectors(const std::vector<int>& ids) const {
 // a polynomial of one vector.
 int CpuText::choose_unroll(const std::vector<int>& ids) const {
   constexpr bool whole = BRRR_VX_BYTES == 64;  // A vector is one register.
-  constexpr size_t most_polynomials = 64, statements = 2048, registers = whole ? 32 : 8;
+  constexpr size_t most_polynomials = 64, statements = 2048, in_registers = whole ? 32 : 8;
   size_t cost = 0, lines = 1;
   for (int id : ids) {
     cost += at(id).cost;
@@ -219,7 +219,8 @@ int CpuText::choose_unroll(const std::vector<int>& ids) const {
   // A long chain of single instructions waits four cycles for each of them; two start in a cycle.
   const size_t chains = whole && lines >= 10 ? 8 : 4;
   const size_t at_most = polynomials > 0 ? std::min(side_by_side, chains) : chains;
-  const size_t most = std::min(std::bit_floor(registers / live_vectors(ids)), statements / lines);
+  const size_t most =
+      std::min(std::bit_floor(in_registers / live_vectors(ids)), statements / lines);
   return static_cast<int>(std::clamp<size_t>(most, 1, at_most));
 }
 
