@@ -172,9 +172,8 @@ BuildLock::BuildLock(const std::string& dir, const std::string& key)
       at_(static_cast<int64_t>(std::stoull(key.substr(0, 15), nullptr, 16))) {
   constexpr int polls = 4000;  // Whoever holds it may be stopped, or on another machine.
   int i = 0;
-  while (i < polls && !lock(F_WRLCK) && (errno == EAGAIN || errno == EACCES)) {
+  for (; i < polls && !lock(F_WRLCK) && (errno == EAGAIN || errno == EACCES); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    ++i;
   }
   if (i > 0) lock(F_UNLCK);  // Should the build have failed, the others need not wait for this one.
 }

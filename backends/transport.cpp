@@ -13,22 +13,23 @@
 
 namespace brrr {
 
+// The value of the first that is there, else `none`.
+static int first_of(std::initializer_list<const char*> names, int none) {
+  for (const char* name : names) {
+    if (const char* value = std::getenv(name)) return std::atoi(value);
+  }
+  return none;
+}
+
 // By Open MPI, by MPICH and its kin, by SLURM's srun.
 int ranks_of_environment() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
-    if (const char* value = std::getenv(name)) return std::max(1, std::atoi(value));
-  }
   // A batch script sees the number of tasks as well: only srun gives each a number and a step.
-  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-  return tasks && std::getenv("SLURM_PROCID") ? std::max(1, std::atoi(tasks)) : 1;
+  const int tasks = std::getenv("SLURM_PROCID") ? first_of({"SLURM_STEP_NUM_TASKS"}, 1) : 1;
+  return std::max(1, first_of({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}, tasks));
 }
 
 int rank_of_environment() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"}) {
-    if (const char* value = std::getenv(name)) return std::atoi(value);
-  }
-  const char* value = std::getenv("SLURM_PROCID");
-  return value ? std::atoi(value) : 0;
+  return first_of({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"}, 0);
 }
 
 // Ranks that may use the same processors share them: each takes as many threads as there are for

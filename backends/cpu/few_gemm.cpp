@@ -30,12 +30,11 @@ struct Few {
 
   explicit Few(const Gemm& g) : k(g.k), c(static_cast<float*>(g.c)), add(g.add) {
     const bool swap = !reads_right(g);
-    rows = swap ? g.n : g.m, n = swap ? g.m : g.n;
-    a = static_cast<const float*>(swap ? g.b : g.a),
-    b = static_cast<const float*>(swap ? g.a : g.b);
-    a_row = g.trans_a ? 1 : g.lda, a_k = g.trans_a ? g.lda : 1;
-    if (swap) a_row = g.trans_b ? g.ldb : 1, a_k = g.trans_b ? 1 : g.ldb;
-    b_row = swap ? g.lda : g.ldb;
+    const Gemm s = swap ? swapped(g) : g;
+    rows = s.m, n = s.n;
+    a = static_cast<const float*>(s.a), b = static_cast<const float*>(s.b);
+    a_row = s.trans_a ? 1 : s.lda, a_k = s.trans_a ? s.lda : 1;
+    b_row = s.ldb;
     c_row = swap ? 1 : g.ldc, c_col = swap ? g.ldc : 1;
   }
   static bool reads_right(const Gemm& g) { return g.trans_b && g.m <= kFewRows; }

@@ -65,8 +65,6 @@ struct Block {
 // threads more than return.
 Block block_of(const Gemm& g) {
   const Block whole{g.m, g.n};
-  const double work =
-      static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
   if (!(g.trans_b && g.m >= 256) && g.dtype == kFloat32) {
     const int64_t rows = std::min<int64_t>(g.m, 64);
     int64_t cols = 1'000'000 / (rows * g.k);
@@ -75,7 +73,7 @@ Block block_of(const Gemm& g) {
     cols = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(cols)));
     if (cols >= (g.trans_b ? 16 : 32)) return {rows, std::min(cols, g.n)};
   }
-  if (g.m < 256 || work < 2e6) return whole;
+  if (g.m < 256 || multiplications(g) < 2e6) return whole;
   return {g.m < 1024 ? 128 : 256, g.n};
 }
 
@@ -138,10 +136,6 @@ void gemm(const Gemm& g) {
   check_limits(g);
   const int64_t blocks =
       (g.m + block.rows - 1) / block.rows * ((g.n + block.cols - 1) / block.cols);
-  if (blocks == 1) {
-    const OneThread one;
-    return run_blocks(g, block, 0, 1);
-  }
   // Small blocks are dealt in runs that are worth a thread.
   const int64_t grain = std::max<int64_t>(1, 1'000'000 / (block.rows * block.cols * g.k + 1));
   parallel_for(blocks, grain, [&](int64_t begin, int64_t end) {
@@ -150,8 +144,7 @@ void gemm(const Gemm& g) {
   });
 }
 
-void gemm_batch(const Gemm& first, int64_t n, const int64_t* at) {
-  const Gemm& g = first;
+void gemm_batch(const Gemm& g, int64_t n, const int64_t* at) {
   const bool floats = g.dtype == kFloat32 && g.m > 0 && g.n > 0 && g.k > 0;
   if (floats && n > 1 && small_gemm_wins(g) && !has_few_rows(g)) return small_gemm(g, n, at);
   const auto size = static_cast<int64_t>(itemsize(g.dtype));

@@ -1,6 +1,8 @@
 #pragma once
 // Matrix products: our own kernels where they are faster, else OpenBLAS.
 
+#include <utility>
+
 #include "core/backend.h"
 
 namespace brrr::cpu {
@@ -10,6 +12,17 @@ namespace brrr::cpu {
 void gemm(const Gemm& problem);
 /// Backend::gemm_batch.
 void gemm_batch(const Gemm& first, int64_t n, const int64_t* at);
+/// C^T = op(B)^T op(A)^T; C is left as it lies.
+inline Gemm swapped(Gemm g) {
+  std::swap(g.m, g.n);
+  std::swap(g.a, g.b);
+  std::swap(g.lda, g.ldb);
+  g.trans_a = !std::exchange(g.trans_b, !g.trans_a);
+  return g;
+}
+inline double multiplications(const Gemm& g) {
+  return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
+}
 
 // --- small_gemm.cpp: our own, where OpenBLAS leaves speed on the table ---------------------------
 

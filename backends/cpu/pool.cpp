@@ -281,7 +281,6 @@ void set_num_threads(int n) noexcept {
 void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
   if (n <= 0) return;
   grain = std::max<int64_t>(grain, 1);
-  if (n <= grain) return fn(ctx, 0, n);
   const int64_t grains = ceil_div(n, grain);
   const auto most = static_cast<int>(std::min<int64_t>(grains, num_threads()));
   if (most < 2 || !gang.acquire()) return fn(ctx, 0, n);

@@ -56,7 +56,7 @@ struct Split {
 
 // C or, if that is cheaper to read, its transpose: C^T = op(B)^T op(A)^T.
 struct Plan {
-  int64_t m, n, k;
+  int64_t n, k;
   const float* a;
   int64_t a_row, a_k;
   const float* b;
@@ -239,10 +239,6 @@ void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end)
 
 int64_t regs_of(int64_t n) { return (n + kWidth - 1) / kWidth; }
 
-double multiplications(const Gemm& g) {
-  return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
-}
-
 // Time relative to that of the bare multiplications, fitted to measurements on Zen 5: lanes
 // without a column, a transposing copy of the right operand for each `m` rows.
 double direct_cost(const Gemm& g) {
@@ -272,35 +268,29 @@ bool far_apart(const Gemm& g) {
 Plan plan_for(const Gemm& g) {
   // What is transposed on the way out cannot go on from what is there.
   const bool swap = !g.add && swapped_cost(g) < direct_cost(g);
-  const int64_t m = swap ? g.n : g.m, n = swap ? g.m : g.n;
-  const bool flat = !swap && (m <= kFlatRows || g.k <= kFlatTerms);
-  const Split panels(regs_of(n), flat ? kFlatRegs : kRegs);
-  Plan p{.m = m,
-         .n = n,
-         .k = g.k,
-         .a = static_cast<const float*>(g.a),
-         .a_row = g.trans_a ? 1 : g.lda,
-         .a_k = g.trans_a ? g.lda : 1,
-         .b = static_cast<const float*>(g.b),
-         .b_ld = g.ldb,
-         .b_trans = g.trans_b,
-         .pack = g.trans_b || (g.m >= 64 && far_apart(g)),
+  const Gemm s = swap ? swapped(g) : g;
+  const bool flat = !swap && (g.m <= kFlatRows || g.k <= kFlatTerms);
+  const Split panels(regs_of(s.n), flat ? kFlatRegs : kRegs);
+  Plan p{.n = s.n,
+         .k = s.k,
+         .a = static_cast<const float*>(s.a),
+         .a_row = s.trans_a ? 1 : s.lda,
+         .a_k = s.trans_a ? s.lda : 1,
+         .b = static_cast<const float*>(s.b),
+         .b_ld = s.ldb,
+         .b_trans = s.trans_b,
+         .pack = s.trans_b || (!swap && g.m >= 64 && far_apart(g)),
          .packed = static_cast<const float*>(g.packed),
          .c_trans = swap,
          .c = static_cast<float*>(g.c),
          .c_ld = g.ldc,
          .panels = panels,
-         .tiles{m, tile_rows(static_cast<int>(panels.widest()))},
+         .tiles{s.m, tile_rows(static_cast<int>(panels.widest()))},
          .add = g.add,
          .ahead = !g.packed && g.n * g.k > kDistant};
   p.pack_left = kCopiesLeft && !swap && g.trans_a && panels.count > kFewPanels &&
                 g.lda >= kFarApart && g.lda % kSharedSets == 0;
   p.far = !p.ahead && g.n * (g.k + g.m) > kFar;
-  if (swap) {
-    std::swap(p.a, p.b);
-    p.a_row = g.trans_b ? g.ldb : 1, p.a_k = g.trans_b ? 1 : g.ldb;
-    p.b_ld = g.lda, p.b_trans = p.pack = !g.trans_a;
-  }
   return p;
 }
 
@@ -323,14 +313,10 @@ bool small_gemm_wins(const Gemm& g) {
 static bool is_row(const Gemm& g) {
   return g.n == 1 && g.ldc == 1 && g.trans_a && g.m > 1 && !g.packed;
 }
-static Gemm as_row(Gemm g) {
-  std::swap(g.m, g.n);
-  std::swap(g.a, g.b);
-  std::swap(g.lda, g.ldb);
-  g.trans_a = !g.trans_b;
-  g.trans_b = false;
-  g.ldc = g.n;
-  return g;
+static Gemm as_row(const Gemm& g) {
+  Gemm row = swapped(g);
+  row.ldc = row.n;
+  return row;
 }
 
 void small_gemm(const Gemm& g) {

@@ -1,9 +1,11 @@
 #include "backends/cpu/stream.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -11,6 +13,8 @@
 #include <new>
 #include <vector>
 
+#include "backends/cpu/pool.h"
+#include "backends/limits.h"
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/vocabulary/gemm_tile.h"
@@ -22,6 +26,17 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// What a machine can do at best is the fastest, not the median.
+template <class F> double shortest(int rounds, const F& f) {
+  double best = 1e9;
+  for (int r = 0; r < rounds; ++r) {
+    const auto start = Clock::now();
+    f();
+    best = std::min(best, seconds_since(start));
+  }
+  return best;
 }
 
 constexpr int max_reads = 8;
@@ -100,13 +115,7 @@ template <class T> double fma_peak() {
   constexpr std::int64_t iterations = 100'000;
   constexpr double lanes = tile::kWidthOf<T>;
   volatile T sink = fma_chains<T>(iterations);
-  double best = 1e9;  // a peak is what the machine can do: the fastest, not the median
-  for (int r = 0; r < 25; ++r) {
-    const auto start = Clock::now();
-    sink = fma_chains<T>(iterations);
-    best = std::min(best, seconds_since(start));
-  }
-  static_cast<void>(sink);
+  const double best = shortest(25, [&] { sink = fma_chains<T>(iterations); });
   return 2.0 * lanes * fma_chain_count * static_cast<double>(iterations) / best * 1e-9;
 }
 
@@ -155,8 +164,49 @@ StreamTime stream_like(int n_reads, std::size_t bytes, bool gang) {
   return plain.seconds <= past.seconds ? plain : past;
 }
 
-double fma_peak_gflops(DType dtype) {
-  return dtype == kFloat64 ? fma_peak<double>() : fma_peak<float>();
+double fma_peak_gflops() { return fma_peak<float>(); }
+
+// The best of several hundred empty regions, a few at a time.
+double round_trip_ns() {
+  std::atomic<int> ranges{0};
+  const auto region = [&](int64_t, int64_t) { ranges.fetch_add(1); };
+  parallel_for(num_threads(), 1, region);
+  if (ranges < 2) return 0;  // One thread took all of it.
+  constexpr int per_round = 200;
+  const double best = shortest(41, [&] {
+    for (int i = 0; i < per_round; ++i) parallel_for(num_threads(), 1, region);
+  });
+  return best / per_round * 1e9;
+}
+
+static DeviceLimits measure(bool& whole) {
+  DeviceLimits l;
+  l.threads = num_threads();
+  const int cores = std::min(l.threads, num_cpus());
+  const double single = fma_peak<float>(), twice = fma_peak<double>();
+  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {  // 16 bits are computed in float32.
+    l.peaks.push_back({t, (t == kFloat64 ? twice : single) * cores, jit::product_gflops(kCPU, t)});
+  }
+  l.round_trip_ns = round_trip_ns();
+  const bool gang = l.threads > 1;
+  whole = !gang || l.round_trip_ns > 0;  // Else somebody has the gang: this is one thread's.
+  for (size_t array = size_t{8} << 10; array <= size_t{256} << 20; array *= 4) {
+    double best = stream_like(1, array, gang).gb_per_second;
+    // A small one is over before a second thread has come, and long before one that has to wait for
+    // its core has.
+    if (gang && array < kNearBytes) best = std::max(best, stream_like(1, array).gb_per_second);
+    l.copies.push_back({2.0 * static_cast<double>(array), best});
+  }
+  return l;
+}
+
+DeviceLimits limits(bool anew) {
+  const DeviceProperties p = backend(DeviceType::CPU).properties();
+  const std::string build =
+      fmt::format("{} threads, {} lanes, {} of {} cores, caches {}, {}", num_threads(),
+                  tile::kWidth, num_cpus(), sysconf(_SC_NPROCESSORS_ONLN),
+                  sysconf(_SC_LEVEL2_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE));
+  return jit::kept_limits({"cpu", p.name, p.versions, build}, anew, measure);
 }
 
 }  // namespace brrr::cpu

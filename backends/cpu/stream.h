@@ -21,8 +21,8 @@ inline constexpr size_t kNearBytes = size_t{4} << 20;
 /// plain stores and those that go past the caches, which only lose below.
 StreamTime stream_like(int n_reads, size_t bytes, bool gang = false);
 
-/// Multiply-adds of one core in registers, two operations each, in GFLOP/s: of float64, or float32.
-double fma_peak_gflops(DType dtype = kFloat32);
+/// Multiply-adds of float32 of one core in registers, two operations each, in GFLOP/s.
+double fma_peak_gflops();
 
 /// Time of an empty parallel region on all threads of the pool; 0 with one, or where the gang is
 /// not to be had.

@@ -1,13 +1,17 @@
 // A GPU behind core's Backend interface.
 #include "backends/cuda/backend.h"
 
+#include <algorithm>
+
 #include "backends/cuda/calls.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/pool.h"
 #include "backends/cuda/staging.h"
+#include "backends/limits.h"
 #include "core/check.h"
 #include "core/context.h"
+#include "ops/factory_ops.h"
 
 namespace brrr {
 
@@ -32,11 +36,6 @@ DeviceProperties properties() {
       version_text(p.runtime_version), version_text(d.tools->compiler_version()));
   return {p.name,  p.major, p.minor, p.multiprocessors, p.memory_bytes, p.memory_bandwidth,
           versions};
-}
-
-void copy_on_device(void* to, const void* from, size_t bytes) {
-  const OpenDevice& d = device();
-  check(d.driver->copy(to, from, bytes, Way::OnDevice, d.stream()), "copy");
 }
 
 bool touches_lent(const OpCall& c) {
@@ -85,6 +84,66 @@ void run_text(const DeviceKernel& k, const Variant& v, const Grid& g, const void
   cuda::launch(f, k.name, g, k.threads, arguments, bytes);
 }
 
+// --- marks ---------------------------------------------------------------------------------------
+
+// A mark, a point in the device's queue that knows its time, is an event; they are kept for the
+// next profile.
+Event* event_of(DeviceMark* m) { return reinterpret_cast<Event*>(m); }
+Spares<Event>& spares() {
+  static Spares<Event>& s = *new Spares<Event>;
+  return s;
+}
+
+DeviceMark* mark() {
+  const OpenDevice& d = device();
+  Event* event = spares().take();
+  if (!event) check(d.driver->make_timer(&event), "timer");
+  check(d.driver->record(event, d.compute), "timer");
+  return reinterpret_cast<DeviceMark*>(event);
+}
+
+double between(DeviceMark* from, DeviceMark* to) {
+  const Driver& d = *device().driver;
+  check(d.wait(event_of(from)), "timer");
+  check(d.wait(event_of(to)), "timer");
+  float milliseconds = 0;
+  check(d.elapsed(event_of(from), event_of(to), &milliseconds), "timer");
+  return 1e3 * static_cast<double>(milliseconds);
+}
+
+void drop_mark(DeviceMark* m) noexcept {
+  if (m) spares().give(event_of(m));
+}
+
+// --- what a GPU can do, measured where it is asked for -------------------------------------------
+
+DeviceLimits measure(bool&) {
+  DeviceLimits l;
+  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
+    const Held products(context.tf32, 0);  // Whatever they may round to otherwise.
+    const double rate = jit::product_gflops(kCUDA, t);
+    l.peaks.push_back({t, rate, rate});
+  }
+  const Backend& gpu = backend(kCUDA);
+  const Tensor one = zeros({1}, kFloat32, kCUDA);
+  float got;
+  l.round_trip_ns =
+      1e9 * jit::best_seconds(kCUDA, [&] { gpu.copy_to_host(&got, one.data_ptr(), sizeof got); });
+  const auto most = static_cast<int64_t>(gpu.properties().memory_bytes / 8);
+  for (int64_t array = 1 << 20; array <= std::min<int64_t>(256 << 20, most); array *= 4) {
+    const Tensor x = zeros({array / 4}, kFloat32, kCUDA), y = x.clone();
+    const auto bytes = static_cast<size_t>(array);
+    const double s = jit::best_seconds(kCUDA, [&] { gpu.copy(y.data_ptr(), x.data_ptr(), bytes); });
+    l.copies.push_back({2.0 * static_cast<double>(bytes), 2e-9 * static_cast<double>(bytes) / s});
+  }
+  return l;
+}
+
+DeviceLimits limits(bool anew) {
+  const DeviceProperties p = backend(kCUDA).properties();
+  return jit::kept_limits({"cuda", p.name, p.versions}, anew, measure);
+}
+
 }  // namespace
 
 const Backend& cuda_backend() {
@@ -97,12 +156,13 @@ const Backend& cuda_backend() {
       .reset_peak = [] { pool().reset_peak(); },
       .empty_cache = [] { pool().trim(); },
       .properties = properties,
-      .limits = cuda::limits,
+      .limits = limits,
       .copy_from_host = [](void* to, const void* from,
                            size_t bytes) { staging().to_device(to, from, bytes); },
       .copy_to_host = [](void* to, const void* from,
                          size_t bytes) { staging().to_host(to, from, bytes); },
-      .copy = copy_on_device,
+      .copy = [](void* to, const void* from,
+                 size_t bytes) { queue_copy(to, from, bytes, Way::OnDevice, device().stream()); },
       .launch = launch_op,
       .gemm = cuda::gemm,
       .gemm_batch = cuda::gemm_batch,
@@ -112,9 +172,9 @@ const Backend& cuda_backend() {
             char none;
             staging().to_host(&none, nullptr, 0);
           },
-      .mark = cuda::mark,
-      .between = cuda::between,
-      .drop_mark = cuda::drop_mark,
+      .mark = mark,
+      .between = between,
+      .drop_mark = drop_mark,
       .build = cuda::build,
       .symbol = cuda::symbol,
       .unload = cuda::unload,

@@ -31,18 +31,8 @@ KernelModule* build(const KernelSource& source, BuildReport& report);
 void* symbol(KernelModule* m, const char* name);
 void unload(KernelModule* m) noexcept;
 
-// --- graphs.cpp: captured work, and marks in the queue -------------------------------------------
+// --- graphs.cpp: captured work -------------------------------------------------------------------
 
 const GraphBackend& graph_backend();
-
-/// A point in the device's queue that knows its time.
-DeviceMark* mark();
-/// Microseconds.
-double between(DeviceMark* from, DeviceMark* to);
-void drop_mark(DeviceMark* m) noexcept;
-
-// --- limits.cpp: what a GPU can do, measured where it is asked for -------------------------------
-
-DeviceLimits limits(bool anew);
 
 }  // namespace brrr::cuda

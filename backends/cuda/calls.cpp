@@ -5,7 +5,6 @@
 #include <mutex>
 #include <type_traits>
 
-#include "core/context.h"
 #include "ops/kinds/reduction_layout.h"
 #include "ops/kinds/row.h"
 #include "ops/kinds/row_kernel.h"

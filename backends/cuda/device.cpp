@@ -24,13 +24,12 @@ int64_t now_ns() {
 std::atomic<int64_t> waiting_since_ns{0};
 
 // While a thread waits for the device.
-struct Waiting {
+struct Waiting : NotCopied {
   explicit Waiting(OpenDevice& d) {
     d.waits.fetch_add(1, std::memory_order_relaxed);
     waiting_since_ns = now_ns();
   }
   ~Waiting() { waiting_since_ns = 0; }
-  Waiting(const Waiting&) = delete;
 };
 
 OpenDevice* open() {
@@ -74,6 +73,11 @@ OpenDevice& device() {
 void check(Failure failure, const char* what) {
   if (failure) [[unlikely]]
     fail("cuda: {}: {}", what, failure);
+}
+
+void queue_copy(void* to, const void* from, size_t bytes, Way way, Stream* s) {
+  static constexpr const char* what[] = {"copy to the device", "copy to the host", "copy"};
+  check(device().driver->copy(to, from, bytes, way, s), what[static_cast<int>(way)]);
 }
 
 void synchronize() {

@@ -35,6 +35,8 @@ OpenDevice& device();
 /// Throws "cuda: <what>: <failure>" if there is one.
 void check(Failure failure, const char* what);
 
+/// Queues a copy; throws as check() does.
+void queue_copy(void* to, const void* from, size_t bytes, Way way, Stream* s);
 /// The stream has done everything queued so far. Throws for what went wrong there.
 void synchronize();
 /// The calling thread waits for the event.

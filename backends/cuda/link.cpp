@@ -115,12 +115,10 @@ void give_pinned(char* p) noexcept {
 }
 
 void to_pinned(char* to, const void* from, size_t bytes) {
-  const OpenDevice& d = device();
-  check(d.driver->copy(to, from, bytes, Way::ToHost, d.stream()), "copy to the host");
+  queue_copy(to, from, bytes, Way::ToHost, device().stream());
 }
 void from_pinned(void* to, const char* from, size_t bytes) {
-  const OpenDevice& d = device();
-  check(d.driver->copy(to, from, bytes, Way::ToDevice, d.stream()), "copy to the device");
+  queue_copy(to, from, bytes, Way::ToDevice, device().stream());
 }
 
 // --- messages ------------------------------------------------------------------------------------

@@ -11,21 +11,21 @@
 #include "backends/cuda/kernels.h"
 #include "core/check.h"
 
-namespace brrr::cuda {
+namespace brrr {
 
-namespace {
-
-struct Programs {
+// Programs: of each the text and the code.
+struct KernelModule {
   std::vector<std::string> texts;
-  std::vector<Module*> modules = {};
+  std::vector<cuda::Module*> modules = {};
 };
-Programs* programs_of(KernelModule* m) { return reinterpret_cast<Programs*>(m); }
+
+namespace cuda {
 
 // More would wait for the longest kernel, and a compiler takes 100 MB.
 constexpr unsigned kMost = 16;
 
 // Programs of about the same length, for as many threads.
-std::vector<std::string> split(const KernelSource& source) {
+static std::vector<std::string> split(const KernelSource& source) {
   const auto most = std::clamp(std::thread::hardware_concurrency(), 1u, kMost);
   std::vector<std::string> texts(std::min<size_t>(most, source.kernels.size()));
   std::vector<const std::string*> longest_first;
@@ -37,53 +37,50 @@ std::vector<std::string> split(const KernelSource& source) {
   return texts;
 }
 
-}  // namespace
-
 KernelModule* build(const KernelSource& source, BuildReport& report) {
   const auto start = std::chrono::steady_clock::now();
   const OpenDevice& d = device();
-  auto made = std::make_unique<Programs>(split(source));
-  const size_t n = made->texts.size();
+  std::vector<std::string> texts = split(source);
+  const size_t n = texts.size();
   std::vector<std::string> codes(n);
   std::vector<char> cached(n);
   const auto make = [&](size_t k) {
     bool found = false;
-    codes[k] = machine_code(*d.tools, made->texts[k], "step", d.properties.major,
-                            d.properties.minor, &found);
+    codes[k] =
+        machine_code(*d.tools, texts[k], "step", d.properties.major, d.properties.minor, &found);
     cached[k] = found;
   };
   std::vector<std::future<void>> others;  // In a thread each, as far as there are threads.
   for (size_t k = 1; k < n; ++k) others.push_back(std::async(make, k));
   if (n) make(0);
   for (std::future<void>& run : others) run.get();
-  const auto give_back = [](Programs* p) { unload(reinterpret_cast<KernelModule*>(p)); };
-  std::unique_ptr<Programs, decltype(give_back)> programs(made.release());
-  for (const std::string& c : codes) programs->modules.push_back(load_module(c, "step"));
+  std::unique_ptr<KernelModule, decltype(&unload)> made(new KernelModule{std::move(texts)}, unload);
+  for (const std::string& c : codes) made->modules.push_back(load_module(c, "step"));
   report.cached = std::ranges::all_of(cached, [](char c) { return c != 0; });
   report.compiler = fmt::format("NVRTC {}", d.tools->compiler_version());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return reinterpret_cast<KernelModule*>(programs.release());
+  return made.release();
 }
 
 void* symbol(KernelModule* m, const char* name) {
-  const Programs& p = *programs_of(m);
   const std::string begins = fmt::format("KERNEL({},", name);
   const auto at = std::ranges::find_if(
-      p.texts, [&](const std::string& text) { return text.find(begins) != text.npos; });
-  BRRR_CHECK(at != p.texts.end(), "cuda: the step's programs have no kernel {}", name);
+      m->texts, [&](const std::string& text) { return text.find(begins) != text.npos; });
+  BRRR_CHECK(at != m->texts.end(), "cuda: the step's programs have no kernel {}", name);
+  Module* const module = m->modules[static_cast<size_t>(at - m->texts.begin())];
   Function* f = nullptr;
-  check(
-      device().driver->function(p.modules[static_cast<size_t>(at - p.texts.begin())], name, 0, &f),
-      name);
+  check(device().driver->function(module, name, 0, &f), name);
   return f;
 }
 
 void unload(KernelModule* m) noexcept {
   if (!m) return;
-  const std::unique_ptr<Programs> all(programs_of(m));
+  const std::unique_ptr<KernelModule> all(m);
   const OpenDevice& d = device();
   d.driver->synchronize(d.compute);  // Replays that run still use it.
   for (Module* module : all->modules) d.driver->unload(module);
 }
 
-}  // namespace brrr::cuda
+}  // namespace cuda
+
+}  // namespace brrr

@@ -62,9 +62,7 @@ void Staging::to_device(void* to, const HostPart* parts, size_t n) {
       std::memcpy(through + (first - at), static_cast<const char*>(p->from) + (first - p->at),
                   last - first);
     }
-    check(device_.driver->copy(static_cast<char*>(to) + at, through, end - at, Way::ToDevice,
-                               device_.compute),
-          "copy to the device");
+    queue_copy(static_cast<char*>(to) + at, through, end - at, Way::ToDevice, device_.compute);
   }
 }
 
@@ -92,14 +90,12 @@ void Staging::to_host(void* to, const void* from, size_t bytes) {
 // The bytes and, behind them, the note of faults. A few bytes are first put in front of the note on
 // the device: one copy brings both.
 void Staging::fetch(char* pinned, const void* from, size_t bytes) {
-  const Driver& driver = *device_.driver;
   char* const note = fault_locked();
   const size_t near = bytes <= kNear ? bytes : 0;
-  check(driver.copy(note - near, from, near, Way::OnDevice, device_.compute), "copy");
-  check(driver.copy(pinned, from, bytes - near, Way::ToHost, device_.compute), "copy to the host");
-  check(driver.copy(pinned + (bytes - near), note - near, near + sizeof(Fault), Way::ToHost,
-                    device_.compute),
-        "copy to the host");
+  Stream* const stream = device_.compute;
+  queue_copy(note - near, from, near, Way::OnDevice, stream);
+  queue_copy(pinned, from, bytes - near, Way::ToHost, stream);
+  queue_copy(pinned + (bytes - near), note - near, near + sizeof(Fault), Way::ToHost, stream);
 }
 
 // --- early copies --------------------------------------------------------------------------------
@@ -200,8 +196,7 @@ void Staging::check_fault(const char* note) {
   clear.serial = ++serial_;
   char* through = room(sizeof clear);
   std::memcpy(through, &clear, sizeof clear);
-  check(device_.driver->copy(fault_, through, sizeof clear, Way::ToDevice, device_.compute),
-        "copy to the device");
+  queue_copy(fault_, through, sizeof clear, Way::ToDevice, device_.compute);
   if (now.count > f.count) later_ = now;
   raise(f.set, f.op, f.value, f.limit);
 }

@@ -11,16 +11,9 @@ namespace brrr::cuda {
 /// copies of it have been told of. Threads do not wait for each other here: of several at once, any
 /// is told of.
 BRRR_DEVICE_STRUCT(Fault, {
-  long set;
-  long op;
-  long value;
-  long limit;
-  long serial;
-  long count;
-  long last_set;
-  long last_op;
-  long last_value;
-  long last_limit;
+  long set, op, value, limit;
+  long serial, count;
+  long last_set, last_op, last_value, last_limit;
 });
 
 inline constexpr char kSupportText[] = R"(

@@ -104,10 +104,6 @@ void cancel(void* request) {
   delete r;
 }
 
-const char* error() { return failure.c_str(); }
-void stop(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
-void finish() { MPI_Finalize(); }
-
 const char* version() {
   static char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int n = 0;
@@ -154,11 +150,11 @@ static const brrr::Transport* join(const char** why) {
                            .receive = receive,
                            .start = start,
                            .test = test,
-                           .error = error,
+                           .error = [] { return failure.c_str(); },
                            .cancel = cancel,
                            .release = release,
-                           .abort = stop,
-                           .finish = finish};
+                           .abort = [](int code) { MPI_Abort(MPI_COMM_WORLD, code); },
+                           .finish = [] { MPI_Finalize(); }};
   int given = 0, is_up = 0;
   MPI_Initialized(&is_up);
   if (is_up) {

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -70,10 +71,8 @@ static const char* version() {
   int number = 0;
   // From 2.9 on 10000 * major + 100 * minor + patch.
   if (ncclGetVersion(&number) == ncclSuccess) {
-    const std::string words = "NCCL " + std::to_string(number / 10000) + "." +
-                              std::to_string(number / 100 % 100) + "." +
-                              std::to_string(number % 100);
-    words.copy(text, sizeof text - 1);
+    std::snprintf(text, sizeof text, "NCCL %d.%d.%d", number / 10000, number / 100 % 100,
+                  number % 100);
   }
   return text;
 }

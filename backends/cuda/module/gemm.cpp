@@ -62,9 +62,10 @@ Operation make_operation(const Types& types, bool trans_first, bool trans_second
   return operation;
 }
 
-// Of `batch` row-major matrices.
-Layout make_layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t ld, int64_t batch,
-                   int64_t stride) {
+// Of `batch` row-major matrices or, where they are transposed, of what these were made from.
+Layout make_layout(cudaDataType_t type, int64_t rows, int64_t columns, bool transposed, int64_t ld,
+                   int64_t batch, int64_t stride) {
+  if (transposed) std::swap(rows, columns);
   cublasLtMatrixLayout_t made = nullptr;
   BRRR_CALL(cublasLtMatrixLayoutCreate, &made, type, columns, rows, ld);
   Layout layout(made);
@@ -96,7 +97,7 @@ Preference make_preference(size_t workspace_bytes) {
   return preference;
 }
 
-bool aligned(const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; }
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % kGemmAlignment == 0; }
 
 }  // namespace
 
@@ -113,17 +114,14 @@ Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** gemm) {
     const GemmShape& s = *shape;
     if (s.batch > std::numeric_limits<int32_t>::max()) fail("{} products in one call", s.batch);
     const Types types = types_of(s);
-    auto layout = [&](int64_t rows, int64_t columns, bool transposed, int64_t ld, int64_t stride) {
-      if (transposed) std::swap(rows, columns);
-      return make_layout(types.data, rows, columns, ld, s.batch, stride);
-    };
-    auto made = std::make_unique<Gemm>(Gemm{types,
-                                            make_operation(types, s.trans_b, s.trans_a),
-                                            layout(s.m, s.k, s.trans_a, s.lda, s.stride_a),
-                                            layout(s.k, s.n, s.trans_b, s.ldb, s.stride_b),
-                                            layout(s.m, s.n, false, s.ldc, s.stride_c),
-                                            {},
-                                            0});
+    auto made = std::make_unique<Gemm>(
+        Gemm{types,
+             make_operation(types, s.trans_b, s.trans_a),
+             make_layout(types.data, s.m, s.k, s.trans_a, s.lda, s.batch, s.stride_a),
+             make_layout(types.data, s.k, s.n, s.trans_b, s.ldb, s.batch, s.stride_b),
+             make_layout(types.data, s.m, s.n, false, s.ldc, s.batch, s.stride_c),
+             {},
+             0});
     const Preference preference = make_preference(workspace_bytes);
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
@@ -147,7 +145,7 @@ Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** gemm) {
 Failure multiply(Gemm* gemm, const void* a, const void* b, void* c, void* workspace,
                  size_t workspace_bytes, Stream* s) {
   return in_stream(s, [&](cudaStream_t stream) {
-    if (!aligned(a, kGemmAlignment) || !aligned(b, kGemmAlignment) || !aligned(c, kGemmAlignment)) {
+    if (!aligned(a) || !aligned(b) || !aligned(c)) {
       fail("a matrix of a product is not aligned to {} bytes; copy it first", kGemmAlignment);
     }
     if (workspace_bytes < gemm->workspace_bytes) {

@@ -26,7 +26,7 @@ struct Graph : NotCopied {
 
 namespace {
 
-thread_local struct {
+thread_local struct Capture {
   cudaStream_t stream = nullptr;  // null: this thread does not capture
   bool spoilt = false;
   std::string words;                 // the first failure since the beginning
@@ -90,10 +90,8 @@ Failure begin_capture(Stream* s) {
   return on_device([&] {
     const cudaStream_t stream = stream_of(s);
     BRRR_CALL(cudaStreamBeginCapture, stream, cudaStreamCaptureModeThreadLocal);
+    capture = {};
     capture.stream = stream;
-    capture.spoilt = false;
-    capture.forked.clear();
-    capture.events.clear();
   });
 }
 
