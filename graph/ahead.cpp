@@ -19,14 +19,11 @@ class Ahead {
 
   std::unique_ptr<Recording> run() {
     std::vector<std::vector<uint32_t>> gradients(r_.instrs.size());  // By function.
-    size_t found = 0;
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       const uint32_t function = function_of(at);
-      if (function == kNone) continue;
-      gradients[function].push_back(at);
-      ++found;
+      if (function != kNone) gradients[function].push_back(at);
     }
-    if (found == 0) return nullptr;
+    if (std::ranges::all_of(gradients, [](const auto& all) { return all.empty(); })) return nullptr;
     out_ = std::make_unique<Recording>(r_);
     out_->instrs.clear();
     derivative_.assign(r_.instrs.size(), kNone);
@@ -76,7 +73,6 @@ class Ahead {
                        compute_type(y.dtype) == y.dtype && !info.traits.wide &&
                        (info.traits.condition | info.integers) == 0;
     if (!exact || x.size_list() != y.size_list() || r_.lasting[x.storage]) return kNone;
-    if (r_.storages[x.storage].origin != Origin::Internal) return kNone;
     uint32_t written = 0, function = kNone;
     for (const Access& a : r_.accesses[x.storage]) {
       if (a.write) written = a.instr;

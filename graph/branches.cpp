@@ -69,13 +69,6 @@ bool comes_after(const Recording& r, const Use& x, const Use& y) {
 
 }  // namespace
 
-bool may_branch(const Recording& r) {
-  for (size_t at = 0; at < r.instrs.size(); ++at) {
-    if (r.live[at] && r.instrs[at].op->reaches_out) return false;
-  }
-  return true;
-}
-
 std::vector<uint32_t> order_for_branches(const Recording& r, const Schedule& s,
                                          const std::vector<KernelNote>& notes) {
   const Needs needs(r, s, notes);

@@ -10,10 +10,6 @@
 
 namespace brrr::graph {
 
-/// No step that does more than its results: exchanges between processes have one order for all of
-/// them, and the queue beside.
-bool may_branch(const Recording& r);
-
 /// An order of the groups in which what is needed later comes first where two do not need each
 /// other, so that it may run beside the other one. What looks at values (ids) keeps its place: of
 /// two that find something wrong the same one says it in every mode. `notes` by group.

@@ -10,17 +10,19 @@ namespace brrr::graph {
 
 namespace {
 
+// In bytes moved; a library kernel (a product, attention) counts as many times what it moves.
+double cost(const Recording& r, const Instr& i) {
+  constexpr double library = 16;
+  double moved = 0;
+  r.each_operand(i, [&](uint32_t value, bool) {
+    moved += static_cast<double>(r.storages[r.value(value).storage].bytes);
+  });
+  return moved * (i.op->pointwise || i.op->row || i.op->reduction ? 1 : library);
+}
+
 class Chooser : public Values {
  public:
   using Values::Values;
-
-  double step_cost() const {
-    double all = 0;
-    for (const Group& g : s_.groups) {
-      for (uint32_t at : g.instrs) all += cost(r_.instrs[at]);
-    }
-    return all;
-  }
 
   // Group by group, the fullest first, until one is reached that stays as full.
   Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may) {
@@ -39,14 +41,14 @@ class Chooser : public Values {
         if (may.only_whole && s_.strips.parts(st) > 1) continue;
         if (x->cost > may.cost || may.values == 0) continue;
         const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
-        if (kept.count(st) || std::ranges::any_of(x->chain.leaves, gone)) continue;
+        if (kept.count(st) || std::ranges::any_of(x->leaves, gone)) continue;
         dropped.insert(st);
         banned.insert(st);
         may.cost -= x->cost;
         --may.values;
-        kept.insert(x->chain.leaves.begin(), x->chain.leaves.end());
+        kept.insert(x->leaves.begin(), x->leaves.end());
         for (uint32_t g = x->from + 1; g < x->to; ++g) alive[g] -= room(st);
-        for (uint32_t leaf : x->chain.longer) {
+        for (uint32_t leaf : x->longer) {
           for (uint32_t g = life_[leaf].second + 1; g <= x->to; ++g) alive[g] += room(leaf);
         }
         chosen.push_back({x->anew});
@@ -56,50 +58,37 @@ class Chooser : public Values {
   }
 
  private:
-  // What lies between in registers, what it is made from, and what of that lives longer for it.
-  struct Chain {
-    std::vector<uint32_t> instrs, leaves, longer;
-  };
-  // A value that nobody needs between two groups.
+  // A value that nobody needs between two groups; what it is made from, and what of that lives
+  // longer for it.
   struct Candidate {
     Anew anew;
-    Chain chain = {};
+    std::vector<uint32_t> leaves = {}, longer = {};
     uint32_t from = 0, to = 0;
     double cost = 0, per_byte = 0;
   };
 
-  // The instructions that make the value before `until`, from what is alive in that one's group; of
-  // what is not, small values live longer, large ones are made anew, too.
-  bool chain_from_living(uint32_t made, uint32_t until, uint32_t group, int depth, Chain& c) const {
+  // The instructions that make the value before its users, from what is alive in the first one's
+  // group; of what is not, small values live longer, large ones are made anew, too.
+  bool chain_from_living(uint32_t made, int depth, Candidate& x) const {
     constexpr int deepest = 24;
     constexpr int64_t small = 8;
     const std::vector<uint32_t> all = makers(made);
     if (all.empty() || depth > deepest) return false;
     for (uint32_t st : inputs(all, made)) {
-      const bool there = !temporary(st) || life_[st].second >= group;
+      const bool there = !temporary(st) || life_[st].second >= x.to;
       const std::vector<uint32_t> from = there ? all : makers(st);
       if (there || from.empty() || room(st) * small <= room(made)) {
-        if (!unchanged(st, all[0], until)) return false;
-        if (!there) c.longer.push_back(st);
-        c.leaves.push_back(st);
-      } else if (!std::ranges::binary_search(c.instrs, from[0]) &&
-                 !chain_from_living(st, until, group, depth + 1, c)) {
+        if (!unchanged(st, all[0], x.anew.before)) return false;
+        if (!there) x.longer.push_back(st);
+        x.leaves.push_back(st);
+      } else if (!std::ranges::binary_search(x.anew.instrs, from[0]) &&
+                 !chain_from_living(st, depth + 1, x)) {
         return false;
       }
     }
-    c.instrs.insert(c.instrs.end(), all.begin(), all.end());
-    distinct(c.instrs);
+    x.anew.instrs.insert(x.anew.instrs.end(), all.begin(), all.end());
+    distinct(x.anew.instrs);
     return true;
-  }
-
-  // In bytes moved; a library kernel (a product, attention) counts as many times what it moves.
-  double cost(const Instr& i) const {
-    constexpr double library = 16;
-    double moved = 0;
-    r_.each_operand(i, [&](uint32_t value, bool) {
-      moved += static_cast<double>(bytes(r_.value(value).storage));
-    });
-    return moved * (i.op->pointwise || i.op->row || i.op->reduction ? 1 : library);
   }
 
   std::vector<int64_t> bytes_alive() const {
@@ -127,14 +116,13 @@ class Chooser : public Values {
         x.anew.users.push_back(a.instr);
       }
     }
-    const uint32_t until = x.anew.before = distinct(x.anew.users).front();
-    x.to = s_.group_of[until];
-    if (!chain_from_living(st, until, x.to, 0, x.chain)) return {};
+    x.anew.before = distinct(x.anew.users).front();
+    x.to = s_.group_of[x.anew.before];
+    if (!chain_from_living(st, 0, x)) return {};
     int64_t net = room(st);
-    for (uint32_t leaf : x.chain.longer) net -= room(leaf);
+    for (uint32_t leaf : x.longer) net -= room(leaf);
     if (net <= 0) return {};
-    x.anew.instrs = x.chain.instrs;
-    for (uint32_t at : x.chain.instrs) x.cost += cost(r_.instrs[at]);
+    for (uint32_t at : x.anew.instrs) x.cost += cost(r_, r_.instrs[at]);
     x.per_byte = x.cost / static_cast<double>(net);
     return x;
   }
@@ -171,6 +159,12 @@ Lists less_memory(const Recording& r, const Schedule& s, std::set<uint32_t>& ban
   return Chooser(r, s).less_memory(banned, excess, may);
 }
 
-double step_cost(const Recording& r, const Schedule& s) { return Chooser(r, s).step_cost(); }
+double step_cost(const Recording& r, const Schedule& s) {
+  double all = 0;
+  for (const Group& g : s.groups) {
+    for (uint32_t at : g.instrs) all += cost(r, r.instrs[at]);
+  }
+  return all;
+}
 
 }  // namespace brrr::graph

@@ -40,10 +40,7 @@ class Values {
     }
     return all;
   }
-  bool temporary(uint32_t st) const {
-    return r_.storages[st].origin == Origin::Internal && !r_.lasting[st] &&
-           !r_.accesses[st].empty();
-  }
+  bool temporary(uint32_t st) const { return !r_.lasting[st] && !r_.accesses[st].empty(); }
   bool unchanged(uint32_t st, uint32_t from, uint32_t to) const {
     return std::ranges::none_of(writes_[st], [&](uint32_t at) { return at > from && at < to; });
   }

@@ -23,10 +23,10 @@ struct Entry {
   uint64_t retry_at = 0;  ///< The call at which a failed build is tried again.
   uint64_t turn = 1;      ///< Of the next replay, counted from the last one that was verified.
   std::mutex mutex;       ///< A plan's operands are bound for one replay at a time.
-  // Mode::Auto: trials of both ways and what was decided.
+  // Mode::Auto: trials of both ways, and what they decide.
   double walk_seconds = 0, replay_seconds = 0;
   int trials = 0;
-  bool prefer_walk = false;
+  bool prefers_walk() const { return trials == kAutoTrials && walk_seconds < replay_seconds; }
   /// Of the last call that ran the function: what the next one's have to be like to be frozen.
   struct Argument {
     uint32_t external = kNone;  ///< kNone: the step does not use it.
@@ -53,11 +53,6 @@ struct Entry {
   std::vector<Captured> captured;
 };
 
-struct RecorderScope {
-  explicit RecorderScope(Recorder* r) { context.recorder = r; }
-  ~RecorderScope() { context.recorder = nullptr; }
-};
-
 /// What one call needs; kept for the next, so that a replay allocates nothing.
 struct Session {
   Pass pass;
@@ -71,7 +66,6 @@ struct Session {
   std::vector<Binding> bindings;  ///< Scratch.
   Plan* plan = nullptr;           ///< The entry's after this call, if it has one: it lives as long.
   bool transient = false;         ///< The entry is new and not kept.
-  std::string difference;         ///< Why it is new.
 };
 
 /// Everything a call needs when the function is not run.

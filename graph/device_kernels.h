@@ -15,12 +15,6 @@
 
 namespace brrr::graph {
 
-// Notes of faults name where in the step the kernels come from that are queued meanwhile.
-struct SiteScope {
-  explicit SiteScope(uint32_t site) { context.site = site; }
-  ~SiteScope() { context.site = 0; }
-};
-
 class DeviceKernels : public Plan {
  protected:
   DeviceKernels(const Recording& r, const StepOptions& options, const Target& target)
@@ -34,26 +28,20 @@ class DeviceKernels : public Plan {
     std::vector<int64_t> first = {};
     void* fn = nullptr;
   };
-  /// Parts of a group with one text, and what its kernels take of each: words.
+  /// Parts of a group with one text, and what its kernels take of each: words. In a table they are
+  /// followed by each kernel's first blocks.
   struct Batch {
     std::vector<Kernel> kernels;
     std::vector<int64_t> words;
     int64_t parts = 0;
-    bool table = false;          ///< Kernels find the words in the block; else they are handed.
-    size_t at = 0;               ///< Where in the block.
+    size_t at = 0, first = 0;    ///< Of a table: where in the block, and the first blocks.
     std::vector<Patch> patches;  ///< Of words.
-
-    /// Of one more part.
-    void add_blocks(size_t kernel, std::string name, int64_t blocks, int threads) {
-      if (kernels.size() == kernel) kernels.push_back({std::move(name), threads});
-      kernels[kernel].first.push_back(kernels[kernel].blocks);
-      kernels[kernel].blocks += blocks;
-    }
   };
   /// What a group is: batches, or one library call that queues kernels of its own.
   struct Launch {
     std::unique_ptr<LibraryCall> call;
     std::vector<Batch> batches;
+    bool table = false;  ///< Kernels find the words in the block; else they are handed.
     int host_data = -1;  ///< Of its group, into host_data_; nothing is launched then.
     uint32_t site = 0;   ///< Of the call, for notes of faults.
   };
@@ -65,7 +53,10 @@ class DeviceKernels : public Plan {
   };
   // Before anything is made of the groups.
   void choose_branches(const MemoryRules& rules) {
-    if (std::getenv("BRRR_ONE_BRANCH") || !may_branch(r_)) return;
+    // Exchanges between processes have one order for all of them, and the queue beside.
+    const bool exchanges =
+        std::ranges::any_of(r_.instrs, [](const Instr& i) { return i.op->reaches_out; });
+    if (exchanges || std::getenv("BRRR_ONE_BRANCH")) return;
     const auto start = Clock::now();
     const auto arena = [&] { return plan_memory(r_, schedule_, rules).arena_bytes; };
     const std::vector<uint32_t> order = order_for_branches(r_, schedule_, notes());
@@ -114,7 +105,8 @@ class DeviceKernels : public Plan {
       Launch& l = launches_.emplace_back();
       scratch_.push_back(0);
       if (g.fused) {
-        for (const Part& part : g.parts) add_part(part, g.parts.size() > 1, l);
+        l.table = g.parts.size() > 1;
+        for (const Part& part : g.parts) add_part(part, l);
         for (const Batch& b : l.batches) generated_ += b.kernels.size();
         continue;
       }
@@ -149,21 +141,18 @@ class DeviceKernels : public Plan {
     }
   }
 
-  // Where they begin.
+  // Where they begin: at a multiple of 64.
   size_t take_from_block(size_t bytes) {
-    const size_t at = (block_bytes_ + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
+    const size_t at = (block_bytes_ + 63) / 64 * 64;
     block_bytes_ = at + bytes;
     return at;
   }
 
   // Of a group, what has one text is one batch.
-  Batch& batch_of(Launch& l, const std::string& name, bool table) {
+  Batch& batch_of(Launch& l, const std::string& name) {
     auto same =
         std::ranges::find_if(l.batches, [&](const Batch& b) { return b.kernels[0].name == name; });
-    if (same == l.batches.end()) {
-      same = l.batches.emplace(l.batches.end());
-      same->table = table;
-    }
+    if (same == l.batches.end()) same = l.batches.emplace(same);
     ++same->parts;
     return *same;
   }
@@ -188,20 +177,22 @@ class DeviceKernels : public Plan {
   }
 
   template <class Walk>
-  void add_kernels(const GroupProgram& g, const Part& part, const Walk& walk, bool table,
-                   Launch& l) {
+  void add_kernels(const GroupProgram& g, const Part& part, const Walk& walk, Launch& l) {
     using namespace program;
     const Program& p = g.program;
     const std::string name = named(part, [&](const std::string& as) {
       std::string all = cuda_argument(p, walk, as);
       each_launch(walk, p.space,
-                  [&](Stage s, int64_t, int) { all += cuda_text(p, walk, as, s, table); });
+                  [&](Stage s, int64_t, int) { all += cuda_text(p, walk, as, s, l.table); });
       return all;
     });
-    Batch& b = batch_of(l, name, table);
+    Batch& b = batch_of(l, name);
     size_t at = 0;
     each_launch(walk, p.space, [&](Stage s, int64_t blocks, int threads) {
-      b.add_blocks(at++, name + suffix(s), blocks, threads);
+      if (b.kernels.size() == at) b.kernels.push_back({name + suffix(s), threads});
+      Kernel& k = b.kernels[at++];
+      k.first.push_back(k.blocks);
+      k.blocks += blocks;
     });
     const int64_t before = std::exchange(scratch_.back(), scratch_.back() + walk.scratch_bytes());
     each_word(walk, p.space, p.windows, p.numbers, [&](Word w, int64_t value) {
@@ -209,48 +200,52 @@ class DeviceKernels : public Plan {
     });
   }
 
-  void add_part(const Part& part, bool table, Launch& l) {
+  void add_part(const Part& part, Launch& l) {
     GroupProgram g = program_of(r_, part, schedule_);
     program::Program& p = g.program;
     if (p.row) {
       const bool whole = p.row == p.space.numel();
-      return add_kernels(g, part, plan_rows(p.space, p.windows, row_traits(p, whole)), table, l);
+      return add_kernels(g, part, plan_rows(p.space, p.windows, row_traits(p, whole)), l);
     }
     program::Walk walk = plan_walk(p.space, p.windows);
     walk.notes = fault_op_of(part) >= 0;
-    add_kernels(g, part, walk, table, l);
+    add_kernels(g, part, walk, l);
   }
 
-  // Behind the control words and host data: a batch's words, then of each kernel the first blocks.
+  // Behind the control words and host data.
   void place_tables() {
     for (Launch& l : launches_) {
+      if (!l.table) continue;
       for (Batch& b : l.batches) {
-        if (!b.table) continue;
-        const size_t words = b.words.size() + b.kernels.size() * static_cast<size_t>(b.parts);
-        b.at = take_from_block(words * sizeof(int64_t));
+        const size_t before = b.words.size() * sizeof(int64_t);
+        for (const Kernel& k : b.kernels) {
+          b.words.insert(b.words.end(), k.first.begin(), k.first.end());
+        }
+        b.at = take_from_block(b.words.size() * sizeof(int64_t));
+        b.first = b.at + before;
       }
     }
   }
 
   // What a note of an id that is out of range says of where it was met; -1: none is met.
   int64_t fault_op_of(const Part& part) const {
-    const auto at = std::ranges::find_if(
-        part.instrs, [&](uint32_t at) { return r_.instrs[at].op->check_values != nullptr; });
-    if (at == part.instrs.end()) return -1;
-    const Instr& i = r_.instrs[*at];
-    return fault_op(*i.op, device_.graphs->site(r_.paths[i.path]));
+    for (uint32_t at : part.instrs) {
+      const Instr& i = r_.instrs[at];
+      if (i.op->check_values) return fault_op(*i.op, device_.graphs->site(r_.paths[i.path]));
+    }
+    return -1;
   }
 
   // --- launches ----------------------------------------------------------------------------------
 
-  void run_kernels(const Batch& b) {
-    const auto* first = reinterpret_cast<const long*>(block_ + b.at) + b.words.size();
+  void run_kernels(const Batch& b, bool from_table) {
+    const auto* first = reinterpret_cast<const long*>(block_ + b.first);
     for (const Kernel& k : b.kernels) {
       const program::CallTable table{block_ + b.at, first, b.parts};
       first += b.parts;
-      const void* const arguments = b.table ? static_cast<const void*>(&table) : b.words.data();
+      const void* const arguments = from_table ? static_cast<const void*>(&table) : b.words.data();
       device_.graphs->run(k.fn, k.name.c_str(), {k.blocks}, k.threads, arguments,
-                          b.table ? sizeof table : b.words.size() * sizeof(int64_t));
+                          from_table ? sizeof table : b.words.size() * sizeof(int64_t));
     }
   }
 
@@ -261,9 +256,10 @@ class DeviceKernels : public Plan {
       const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
       if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
     }
-    for (const Batch& b : l.batches) run_kernels(b);
+    for (const Batch& b : l.batches) run_kernels(b, l.table);
     if (!l.call) return;
-    const SiteScope scope(l.site);
+    // Notes of faults name where in the step the kernels come from that are queued meanwhile.
+    const Held site(context.site, l.site);
     device_.launch(l.call->call);
   }
 
@@ -314,9 +310,6 @@ class DeviceKernels : public Plan {
   size_t block_bytes_;
   char* block_ = nullptr;  ///< The control words on the device, host data, tables.
   Branches branches_;      ///< Of a captured step.
-
- private:
-  static constexpr size_t kBlockAlign = 64;
 };
 
 }  // namespace brrr::graph

@@ -76,9 +76,8 @@ class DevicePlan final : public DeviceKernels {
     if (block_bytes_) upload(now.control);
     // Who looks on sees kernels, one by one.
     const bool watched = context.observer != nullptr;
-    if (!graph_ && !watched) {
-      if (spoilt_ < kAttempts || counts_.direct >= retry_at_) capture();
-    }
+    const bool may_capture = spoilt_ < kAttempts || counts_.direct >= retry_at_;
+    if (!graph_ && !watched && may_capture) capture();
     if (graph_ && !watched) launch_graph();
     const bool direct = watched || !graph_;
     counts_.launches = direct ? 0 : 1;
@@ -103,8 +102,7 @@ class DevicePlan final : public DeviceKernels {
 
  private:
   /// What the step touches of an external storage, in bytes from where the binding begins.
-  struct External {
-    int64_t low = 0, high = 0;
+  struct External : Extent {
     bool written = false;
     bool in_slot = false;      ///< The captured kernels use the slot.
     char* captured = nullptr;  ///< Where the binding began when the step was captured.
@@ -120,10 +118,7 @@ class DevicePlan final : public DeviceKernels {
     for (uint32_t st : r_.externals) {
       External& x = externals_.emplace_back();
       x.written = r_.written[st];
-      if (r_.storages[st].device == kCPU) continue;
-      const Extent touched = r_.extent(st);
-      x.low = touched.low;
-      x.high = touched.high;
+      if (r_.storages[st].device != kCPU) static_cast<Extent&>(x) = r_.extent(st);
     }
   }
 
@@ -214,14 +209,9 @@ class DevicePlan final : public DeviceKernels {
       parts_.push_back(d.part);
     }
     for (const Launch& l : launches_) {
+      if (!l.table) continue;
       for (const Batch& b : l.batches) {
-        if (!b.table) continue;
-        const auto put = [this](const std::vector<int64_t>& words, size_t at) {
-          parts_.push_back({words.data(), at, words.size() * sizeof(int64_t)});
-          return at + words.size() * sizeof(int64_t);
-        };
-        size_t at = put(b.words, b.at);
-        for (const Kernel& k : b.kernels) at = put(k.first, at);
+        parts_.push_back({b.words.data(), b.at, b.words.size() * sizeof(int64_t)});
       }
     }
     device_.graphs->upload(block_, parts_.data(), parts_.size());

@@ -62,9 +62,7 @@ class FreeSlots {
   std::shared_ptr<Slot> take(const Storage& old, const TensorImpl* leaf, size_t bytes) {
     const auto lent = lent_.find(&old);
     if (lent != lent_.end() && old.refs.get() == 2 && old.bytes == bytes) {
-      const auto slot = std::move(lent->second);
-      lent_.erase(lent);
-      return slot;
+      return lent_.extract(lent).mapped();
     }
     const auto own = of_leaf_.find(leaf);
     if (own != of_leaf_.end() && own->second->memory->bytes == bytes &&

@@ -1,7 +1,6 @@
 #include "graph/diagnose.h"
 
 #include <algorithm>
-#include <tuple>
 #include <vector>
 
 #include "core/backend.h"
@@ -23,11 +22,6 @@ double median(std::vector<double> all) {
   return *middle;
 }
 
-// Waits for what a GPU, if one has been used, has yet to do.
-void finish() {
-  if (detail::backends[static_cast<int>(DeviceType::CUDA)]) synchronize(kCUDA);
-}
-
 // Medians of both in microseconds, in turns, so that what disturbs the machine disturbs both.
 std::pair<double, double> time_in_turns(const Call& a, const Call& b) {
   // Calls of several processes may be calls of each other, whose clocks would end them apart.
@@ -41,7 +35,8 @@ std::pair<double, double> time_in_turns(const Call& a, const Call& b) {
     for (size_t k : {0, 1}) {
       const auto t = Clock::now();
       (*calls[k])();
-      finish();
+      // What a GPU, if one has been used, has yet to do.
+      if (detail::backends[static_cast<int>(DeviceType::CUDA)]) synchronize(kCUDA);
       us[k].push_back(1e6 * seconds_since(t));
     }
   }
@@ -159,8 +154,8 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
   }
   StepBase& graph = eager ? *other : step;
   const StepStats before = graph.stats();
-  double other_us;
-  std::tie(d.us, other_us) = time_in_turns(call, d.refused.empty() ? call_other : call);
+  const auto [us, other_us] = time_in_turns(call, d.refused.empty() ? call_other : call);
+  d.us = us;
   d.eager_us = eager ? d.us : other_us;
   d.graph_us = eager ? other_us : d.us;
   const StepStats now = graph.stats();

@@ -176,7 +176,6 @@ bool join(const Recording& r, const Target& target, const std::vector<uint32_t>&
   const Rows is = rows_of(r, target, i);
   if (!i.op->pointwise && is.n == 0) return false;
   Domain w = domain;
-  if (others.empty()) w = {.space = r.value(r.out(i)[0]).size_list()};
   if (is.n && !w.row) {  // From now on all of them walk over rows.
     w = {.space = {is.rows, is.n}, .row = is.n};
     for (uint32_t at : others) {

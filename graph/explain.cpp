@@ -45,11 +45,10 @@ static std::string rows_text(const Recording& r) {
 static std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
   const Strip* const strip = s.strips.of(group);
   if (!strip || strip->first != group) return "";
+  const auto number = static_cast<uint32_t>(strip - s.strips.all.data());
   size_t bytes = 0;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
-    const uint32_t home = s.strips.home[st];
-    if (s.stored[st] && home != kNone && &s.strips.all[home] == strip)
-      bytes += r.storages[st].bytes;
+    if (s.stored[st] && s.strips.home[st] == number) bytes += r.storages[st].bytes;
   }
   std::string text = fmt::format(
       "  the next {} kernels run in {} parts, one after the other; {} of values are never whole\n",
@@ -155,7 +154,7 @@ std::string StepCore::explain() {
     if (options_.mode == Mode::Auto && e.trials > 0) {
       t += fmt::format("\n  auto: replay {:.1f} us, eager {:.1f} us, keeps {}",
                        e.replay_seconds * 1e6, e.walk_seconds * 1e6,
-                       e.prefer_walk ? "eager" : "replay");
+                       e.prefers_walk() ? "eager" : "replay");
     }
     t += "\n";
   }

@@ -96,17 +96,15 @@ class FewerBytes : public Values {
 
   void cut(uint32_t group) {
     std::map<uint32_t, uint32_t> node;  // Two each: before and after the value is loaded.
+    uint32_t until = 0;
     for (const auto& [st, v] : inner_) {
       node.try_emplace(st, static_cast<uint32_t>(2 * node.size()));
       for (uint32_t in : v.inputs) node.try_emplace(in, static_cast<uint32_t>(2 * node.size()));
-    }
-    const auto source = static_cast<uint32_t>(2 * node.size()), sink = source + 1;
-    MinCut cut(sink + 1);
-    uint32_t until = 0;
-    for (const auto& [st, v] : inner_) {
       const auto users = v.users.find(group);
       if (v.passed && users != v.users.end()) until = std::max(until, users->second.back());
     }
+    const auto source = static_cast<uint32_t>(2 * node.size()), sink = source + 1;
+    MinCut cut(sink + 1);
     for (const auto& [st, at] : node) {
       const auto found = inner_.find(st);
       const bool is_inner = found != inner_.end();
@@ -133,7 +131,7 @@ class FewerBytes : public Values {
 
   void extend(Chain& c, uint32_t st) const {
     const Inner& v = inner_.at(st);
-    if (std::find(c.instrs.begin(), c.instrs.end(), v.makers[0]) != c.instrs.end()) return;
+    if (std::ranges::count(c.instrs, v.makers[0])) return;
     c.instrs.insert(c.instrs.end(), v.makers.begin(), v.makers.end());
     for (uint32_t in : v.inputs) {
       const auto found = inner_.find(in);
@@ -157,13 +155,13 @@ class FewerBytes : public Values {
     for (const auto& [h, c] : by_group) {
       for (uint32_t leaf : c.leaves) {
         gain -= s_.stored[leaf] || !inner_.count(leaf) ? load(leaf, h) : keep(leaf, h);
-        if (temporary(leaf) && life_[leaf].second < last) longer.insert(leaf);
+        const bool lives_longer = temporary(leaf) && life_[leaf].second < last;
+        if (lives_longer && longer.insert(leaf).second) dropped -= bytes(leaf);
       }
       for (const auto& [st, v] : inner_) {
         if (std::binary_search(c.instrs.begin(), c.instrs.end(), v.makers[0])) gain -= v.work;
       }
     }
-    for (uint32_t st : longer) dropped -= bytes(st);
     return gain >= kLittleMemory && dropped >= 0;
   }
 

@@ -8,28 +8,26 @@
 namespace brrr::graph {
 
 // A survivor may be held by the call's results and by grad fields only: then a replay can hand out
-// new ones. `seen` is scratch.
-static bool holders_known(const Plan* plan, const std::vector<Storage*>& survivors,
-                          const ResultList& results,
-                          const std::vector<Effects::Gradient>& gradients,
-                          std::vector<TensorImpl*>& seen) {
+// new ones.
+static bool holders_known(Session& s, const std::vector<Effects::Gradient>& gradients) {
+  std::vector<TensorImpl*>& seen = s.seen;
   seen.clear();
-  for (const Tensor* t : results) seen.push_back(t->impl());
+  for (const Tensor* t : s.results) seen.push_back(t->impl());
   for (const Effects::Gradient& g : gradients) seen.push_back(g.leaf.impl()->grad);
   std::erase(seen, nullptr);
   // Handles of one tensor, and tensors of one storage, side by side.
   const auto storage_of = [](const TensorImpl* t) -> const Storage* { return t->storage; };
   std::ranges::sort(seen, {}, [](TensorImpl* t) { return std::pair(t->storage, t); });
-  for (size_t k = 0; k < survivors.size(); ++k) {
-    const Storage* const s = survivors[k];
-    uint32_t objects = plan && plan->holds(k, s);
-    const auto [from, to] = std::ranges::equal_range(seen, s, std::less<>(), storage_of);
+  for (size_t k = 0; k < s.survivors.size(); ++k) {
+    const Storage* const made = s.survivors[k];
+    uint32_t objects = s.plan && s.plan->holds(k, made);
+    const auto [from, to] = std::ranges::equal_range(seen, made, std::less<>(), storage_of);
     for (auto at = from, next = at; at != to; at = next, ++objects) {
       TensorImpl* const t = *at;
       next = std::find_if(at, to, [&](const TensorImpl* other) { return other != t; });
       if (t->refs.get() != next - at || (t->grad_fn && !t->grad_fn->released)) return false;
     }
-    if (from == to || s->refs.get() != objects) return false;
+    if (from == to || made->refs.get() != objects) return false;
   }
   return true;
 }
@@ -122,7 +120,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.refusal = s.pass.host_effect();
   f.effects.clear();
   s.pass.release(&f.effects);
-  if (!holders_known(s.plan, s.survivors, s.results, f.effects.gradients, s.seen)) {
+  if (!holders_known(s, f.effects.gradients)) {
     f.refusal =
         "a tensor that it makes is held by more than its results and grad fields (a "
         "captured handle, or history that detach() would drop)";
@@ -232,17 +230,17 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
     if (captured && captured->histories != f.entry->captured[x].histories) return nullptr;
   }
   s.bindings = f.effects.bindings;
-  if (bind_arguments(f, args, n, s.bindings)) {
-    s.entries.assign(1, f.entry);
-    s.candidates.assign(1, &f.entry->recording);
-    s.pass.begin(s.candidates);
-    const RecorderScope scope(&s.pass);
-    const Plan* const plan = options_.mode == Mode::Auto ? nullptr : f.entry->built.load();
-    s.pass.play(f.effects, s.bindings, results, plan ? plan->safe_to_overwrite() : nullptr);
-    return f.entry;
+  if (!bind_arguments(f, args, n, s.bindings)) {
+    s.bindings.clear();
+    return nullptr;
   }
-  s.bindings.clear();
-  return nullptr;
+  s.entries.assign(1, f.entry);
+  s.candidates.assign(1, &f.entry->recording);
+  s.pass.begin(s.candidates);
+  const Held recorder(context.recorder, &s.pass);
+  const Plan* const plan = options_.mode == Mode::Auto ? nullptr : f.entry->built.load();
+  s.pass.play(f.effects, s.bindings, results, plan ? plan->safe_to_overwrite() : nullptr);
+  return f.entry;
 }
 
 }  // namespace brrr::graph

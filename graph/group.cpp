@@ -1,4 +1,5 @@
-// A part of a fused group as a program.
+// What runs for a group: a program for each part of a fused one, or a library call, or parts of
+// one.
 
 #include <algorithm>
 #include <bit>
@@ -80,10 +81,7 @@ class Builder {
   int number(const Instr& i, DType type, int word) {
     program::Number n{type, i.attrs.v[word]};
     n.control = i.attrs.dynamic >> word & 1;
-    if (n.control) {
-      const auto before = static_cast<uint16_t>(i.attrs.dynamic & ((1u << word) - 1));
-      n.bits = i.control + std::popcount(before);
-    }
+    if (n.control) n.bits = i.control + std::popcount(i.attrs.dynamic & ((1u << word) - 1));
     out_.program.numbers.push_back(n);
     return static_cast<int>(out_.program.numbers.size()) - 1;
   }
@@ -102,17 +100,13 @@ class Builder {
   // The window, or one there is that is like it, of a value that `same` says so of.
   template <class Same> int shared(const program::Window& w, uint32_t id, const Same& same) {
     std::vector<program::Window>& all = out_.program.windows;
-    size_t n = 0;
-    const auto is = [&] {
-      return same(out_.values[n]) &&
-             std::equal(w.stride, w.stride + program::kSpaceDims, all[n].stride);
-    };
-    while (n < all.size() && !is()) ++n;
-    if (n == all.size()) {
-      all.push_back(w);
-      out_.values.push_back(id);
+    for (size_t n = 0; n < all.size(); ++n) {
+      const bool is = same(out_.values[n]) && std::ranges::equal(w.stride, all[n].stride);
+      if (is) return static_cast<int>(n);
     }
-    return static_cast<int>(n);
+    all.push_back(w);
+    out_.values.push_back(id);
+    return static_cast<int>(all.size()) - 1;
   }
 
   // The strides of a value over the space, as its role is in it.
@@ -157,6 +151,41 @@ class Builder {
 
 GroupProgram program_of(const Recording& r, const Part& g, const Schedule& s) {
   return Builder(r, g, s).run();
+}
+
+std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const Storages& storages,
+                                       const PartOf& of) {
+  const auto whole = of.strips ? make_call(r, i, storages) : nullptr;
+  auto bound = std::make_unique<LibraryCall>(*i.op, i.n_in, i.n_out);
+  LibraryCall& c = *bound;
+  if (whole) c.call.share = of.part ? Share::Later : Share::First;
+  const auto tensor = [&](uint32_t id, int k) {
+    const Value& v = r.values[id];
+    const StorageInfo& info = r.storages[v.storage];
+    IntList sizes = v.size_list(), strides = v.stride_list();
+    for (int64_t& stride : strides) stride = info.laid(stride);
+    int64_t offset = info.laid(v.offset);
+    if (const int dim = whole ? i.op->cut(whole->call, k, of.parts) : kWhole; dim >= 0) {
+      sizes[dim] /= of.parts;
+      const bool own = of.strips->parts(v.storage) > 1;
+      if (!own) offset += of.part * sizes[dim] * v.strides[dim];
+    }
+    Ref<Storage> s = storages.empty() ? Ref<Storage>() : storages[v.storage];
+    if (!s) s = Ref<Storage>::adopt(new_storage(info.device, 0));
+    return c.keep.emplace_back(tensor_on(*s, v.dtype, sizes, strides, offset));
+  };
+  c.keep.reserve(static_cast<size_t>(i.n_in) + i.n_out);
+  c.call.attrs = i.attrs;
+  for (int k = 0; k < i.n_in; ++k) {
+    const uint32_t id = r.in(i)[k];
+    c.in[static_cast<size_t>(k)] = id == kNone ? nullptr : tensor(id, k).impl();
+  }
+  c.call.into = i.into;
+  for (int k = 0; k < i.n_out; ++k) c.call.out[k] = tensor(r.out(i)[k], i.n_in + k);
+  c.call.infer();
+  uint32_t control = i.control;
+  i.attrs.each_dynamic([&](int w) { c.dynamic.emplace_back(w, control++); });
+  return bound;
 }
 
 }  // namespace brrr::graph

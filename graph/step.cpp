@@ -101,7 +101,7 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
       const auto begin = Clock::now();
       s->pass.begin(s->candidates, s->watch);
       {
-        RecorderScope scope(&s->pass);
+        const Held recorder(context.recorder, &s->pass);
         body(ctx, s->results);
       }
       e = find_entry(*s, seconds_since(begin));
@@ -139,7 +139,6 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   e->recording = std::move(s.pass.recording());
   s.pass.moved_to(e->recording);
   s.entries.push_back(e);  // Outlives an abort, even if nothing else keeps it.
-  s.difference = why;
   s.transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
   if (!why.empty()) stats_.last_difference = why;
   if (s.transient) return e;  // And forget it: it is told as a fallback.
@@ -205,7 +204,8 @@ void StepCore::build(Entry& e, const Session& s) {
 bool StepCore::choose_plan(Entry& e, const Session& s) {
   if (options_.check_numerics) return false;
   if (s.transient) {
-    fall_back("a new shape of the step runs eagerly (on_new_entry is Eager): " + s.difference);
+    fall_back("a new shape of the step runs eagerly (on_new_entry is Eager): " +
+              s.pass.difference());
     return false;
   }
   // What failed once may have lacked memory: it is tried again, ever more rarely.
@@ -217,7 +217,7 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
   }
   if (!e.plan) return false;
   if (options_.mode != Mode::Auto) return true;
-  return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefer_walk;
+  return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefers_walk();
 }
 
 static void find_replaced(const Recording& r, Session& s) {
@@ -279,8 +279,7 @@ void StepCore::execute(Entry& e, Session& s) {
     double& best = by_plan ? e.replay_seconds : e.walk_seconds;
     const double now = std::chrono::duration<double>(time() - begin).count();
     best = best == 0 ? now : std::min(best, now);
-    if (++e.trials == kAutoTrials) e.prefer_walk = e.walk_seconds < e.replay_seconds;
-    if (e.trials == kAutoTrials && !e.prefer_walk) e.unfused.reset();
+    if (++e.trials == kAutoTrials && !e.prefers_walk()) e.unfused.reset();
   }
   ++e.calls;
   s.plan = e.plan.get();
