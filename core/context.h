@@ -106,12 +106,6 @@ class PlainScope : NotCopied {
   Context before_;
 };
 
-class ScratchScope : NotCopied {
- public:
-  explicit ScratchScope(Scratch s) { context.scratch = s; }
-  ~ScratchScope() { context.scratch = {}; }
-};
-
 /// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.
 enum class Field : uint8_t { Grad, RequiresGrad, History, Version };
 

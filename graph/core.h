@@ -61,7 +61,7 @@ struct Session {
   std::vector<std::shared_ptr<Entry>> entries;
   std::vector<const Recording*> candidates;
   std::vector<Storage*> survivors;
-  std::vector<Replay::Replaced> replaced;
+  std::vector<Replaced> replaced;
   std::vector<TensorImpl*> seen;  ///< Scratch.
   std::vector<Binding> bindings;  ///< Scratch.
   Plan* plan = nullptr;           ///< The entry's after this call, if it has one: it lives as long.

@@ -100,7 +100,6 @@ class DeviceKernels : public Plan {
   }
 
   void generate_kernels() {
-    kernels_ -= std::exchange(generated_, 0);  // They are counted as launches, not as groups.
     for (const Group& g : schedule_.groups) {
       Launch& l = launches_.emplace_back();
       scratch_.push_back(0);

@@ -43,8 +43,7 @@ constexpr Target kTarget{.takes = program::cuda_takes,
 
 class DevicePlan final : public DeviceKernels {
  public:
-  DevicePlan(const Recording& r, const StepOptions& options,
-             const std::vector<Replay::Replaced>& replaced)
+  DevicePlan(const Recording& r, const StepOptions& options, const std::vector<Replaced>& replaced)
       : DeviceKernels(r, options, kTarget) {
     // Whatever a slot held is nobody's any more when a replay begins.
     MemoryRules rules;
@@ -124,7 +123,7 @@ class DevicePlan final : public DeviceKernels {
 
   // What has one address for the plan's life. Nothing fails any more once an old gradient's memory
   // is a slot.
-  void allocate_fixed(const void* step, const std::vector<Replay::Replaced>& replaced) {
+  void allocate_fixed(const void* step, const std::vector<Replaced>& replaced) {
     const std::lock_guard lock(lending());
     FreeSlots there(step);
     slots_.resize(r_.survivors.size());
@@ -185,8 +184,7 @@ class DevicePlan final : public DeviceKernels {
     for (size_t k = 0; k < bindings.size(); ++k) {
       const Binding& b = bindings[k];
       External& x = externals_[k];
-      x.now =
-          static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
+      x.now = static_cast<char*>(b.storage->data) + b.base * external_item_[k];
       if (x.bytes() == 0) continue;
       const bool aligned = reinterpret_cast<uintptr_t>(x.now) % kVectorBytes == 0;
       const bool moved = graph_ && x.now != x.captured;
@@ -313,12 +311,7 @@ class DevicePlan final : public DeviceKernels {
     for (const auto& slot : slots_) {
       if (slot->handed && slot->handed->lent) own_memory(*slot->handed);
     }
-    try {
-      launch_all();
-    } catch (...) {
-      undo.restore();
-      throw;
-    }
+    launch_all();
   }
 
   void hand_out(Storage* const* survivors) {
@@ -356,7 +349,7 @@ class DevicePlan final : public DeviceKernels {
 }  // namespace
 
 std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options,
-                                       const std::vector<Replay::Replaced>& replaced) {
+                                       const std::vector<Replaced>& replaced) {
   return std::make_unique<DevicePlan>(r, options, replaced);
 }
 

@@ -49,7 +49,6 @@ class HostPlan final : public Plan {
       for (uint32_t k : undone_) undo.save(*now.bindings[k].storage);
       launch_all(now.control, next);
     } catch (...) {
-      undo.restore();
       for (auto& [from, to] : lent_) from->data = std::exchange(to->data, nullptr);
       throw;
     }
@@ -94,8 +93,8 @@ class HostPlan final : public Plan {
       }
       for (const Part& part : group.parts) add_kernel(g, part);
     }
-    generated_ += launches_.size() - kernels_;
-    kernels_ = launches_.size();
+    generated_ = launches_.size() - kernels_;
+    kernels_ += generated_;
   }
 
   void add_kernel(uint32_t group, const Part& part) {
@@ -172,8 +171,9 @@ class HostPlan final : public Plan {
       checks_.push_back({make_call(r_, i, bound_), ready(i, group)});
     }
     std::ranges::stable_sort(checks_, {}, &Check::after);
-    if (!checks_.empty() && checks_.back().after >= 0) {  // It comes when all of a strip is done.
-      last_fallible_ = last_of(static_cast<uint32_t>(checks_.back().after));
+    if (!checks_.empty() && checks_.back().after >= 0) {
+      const Strip* const strip = schedule_.strips.of(static_cast<uint32_t>(checks_.back().after));
+      last_fallible_ = strip ? strip->last : checks_.back().after;  // When all of it is done.
     }
     for (uint32_t k = 0; k < r_.externals.size(); ++k) {
       for (const Access& a : r_.accesses[r_.externals[k]]) {
@@ -226,8 +226,8 @@ class HostPlan final : public Plan {
   void bind(const Replay& now, char* arena) {
     for (size_t k = 0; k < now.bindings.size(); ++k) {
       const Binding& b = now.bindings[k];
-      bound_[r_.externals[k]]->data =
-          static_cast<char*>(b.storage->data) + b.base * static_cast<int64_t>(external_item_[k]);
+      char* const begin = static_cast<char*>(b.storage->data);
+      bound_[r_.externals[k]]->data = begin + b.base * external_item_[k];
     }
     for (size_t k = 0; k < r_.survivors.size(); ++k)
       bound_[r_.survivors[k]]->data = now.survivors[k]->data;
@@ -241,7 +241,7 @@ class HostPlan final : public Plan {
     if (const auto& kept = memory_.kept[group]; kept.bytes) c.call.kept = address(kept);
     const MemoryPlan::Piece& scratch = memory_.scratch[group];
     char* const from = scratch.bytes ? address(scratch) : nullptr;
-    const ScratchScope room({c.call.op, from, from + scratch.bytes});
+    const Held room(context.scratch, {c.call.op, from, from + scratch.bytes});
     c.call.op->on(DeviceType::CPU).run(c.call);
   }
 
@@ -285,7 +285,7 @@ class HostPlan final : public Plan {
       const uint32_t group = launches_[k].group;
       for (; next < checks_.size() && checks_[next].after < group; ++next) check(checks_[next]);
       const Strip* const strip = schedule_.strips.of(group);
-      const uint32_t last = last_of(group);
+      const uint32_t last = strip ? strip->last : group;
       for (end = k + 1; end < launches_.size() && launches_[end].group <= last;) ++end;
       const int64_t parts = strip ? strip->parts : 1;
       for (int64_t part = 0; part < parts; ++part) {
@@ -366,10 +366,6 @@ class HostPlan final : public Plan {
   }
 
   static void check(const Check& c) { c.call->call.op->check_values(c.call->call); }
-  uint32_t last_of(uint32_t group) const {
-    const Strip* const strip = schedule_.strips.of(group);
-    return strip ? strip->last : group;
-  }
 
   std::vector<Launch> launches_;
   std::vector<int64_t> scratch_;  // By group: bytes that its generated kernels take.

@@ -10,9 +10,10 @@ namespace brrr::graph {
 
 namespace {
 
-// An operand of a join, made by output `out` of an instruction, and where it will be written.
+// An operand of a join: its maker's, into Recording::operands; its storage; and where it will be
+// written.
 struct Placed {
-  uint32_t maker, out;
+  uint32_t operand, storage;
   Value window;
 };
 
@@ -56,19 +57,15 @@ class Joiner {
 
  private:
   int64_t bytes(uint32_t st) const { return static_cast<int64_t>(r_.storages[st].bytes); }
-  uint32_t storage_of(uint32_t instr, uint32_t out) const {
-    return r_.value(r_.out(r_.instrs[instr])[out]).storage;
-  }
 
   // Whether no more bytes are alive at once than were before if a join's result is there from the
   // first of its parts on, which is noted then. What lasts is there from the beginning.
   bool takes_no_more(uint32_t join, const std::vector<Placed>& all) {
-    const uint32_t to = storage_of(join, 0);
+    const uint32_t to = all[0].window.storage;
     if (r_.lasting[to]) return true;
     std::vector<std::pair<uint32_t, int64_t>> parts;  // Where they begin, and their bytes.
     for (const Placed& p : all) {
-      const uint32_t alone = storage_of(p.maker, p.out);
-      parts.emplace_back((out_ ? *out_ : r_).storages[alone].maker, bytes(alone));
+      parts.emplace_back((out_ ? *out_ : r_).storages[p.storage].maker, bytes(p.storage));
     }
     std::ranges::sort(parts);
     std::vector<int64_t> now;
@@ -124,8 +121,8 @@ class Joiner {
         made.dtype != v.dtype) {
       return {};
     }
-    Placed p{all[0].instr, 0, made};
-    while (r_.out(maker)[p.out] != all[0].value) ++p.out;
+    Placed p{maker.first_out, v.storage, made};
+    while (r_.operands[p.operand] != all[0].value) ++p.operand;
     p.window.storage = r_.value(r_.out(r_.instrs[join])[0]).storage;
     p.window.offset = begin;
     if (!spread(p.window, run, step) || (p.window.strided && maker.op->joins)) return {};
@@ -159,14 +156,12 @@ class Joiner {
     uint32_t& first = out_->storages[all[0].window.storage].maker;
     first = join;
     for (const Placed& p : all) {
-      uint32_t& id = out_->operands[r_.instrs[p.maker].first_out + p.out];
-      const uint32_t alone = r_.value(id).storage;
-      first = std::min(first, out_->storages[alone].maker);
+      first = std::min(first, out_->storages[p.storage].maker);
       if (p.window.strided) {
-        id = static_cast<uint32_t>(out_->values.size());
+        out_->operands[p.operand] = static_cast<uint32_t>(out_->values.size());
         out_->values.push_back(p.window);
       } else {
-        moves_[alone] = {p.window.storage, p.window.offset};
+        moves_[p.storage] = {p.window.storage, p.window.offset};
       }
     }
     out_->instrs[join].n_in = 0;

@@ -1,7 +1,6 @@
 // The journal of a pass: what it changed outside itself, kept until the step has run, or undone;
 // and the same done again without the function.
 #include <algorithm>
-
 #include <cstring>
 #include <unordered_map>
 
@@ -46,6 +45,18 @@ void Pass::note_effects() {
   if (sets_rng && !draws_in_turn()) host_effect_ = "it sets the random stream itself";
   if (goes_back) host_effect_ = "it runs backward through a tape from before the step";
   if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
+}
+
+void Pass::find_replaced(std::vector<Replaced>& list) const {
+  list.clear();
+  const std::vector<uint32_t>& all = expected_->survivors;
+  for (const Change& c : changes_) {
+    const TensorImpl* const now = c.field == Field::Grad && c.grad ? c.tensor->grad : nullptr;
+    if (!now || c.grad->refs.get() != 1 || now->storage->pass != this) continue;
+    // What the pass has made and is still there is a survivor; they rise.
+    const auto at = std::ranges::lower_bound(all, now->storage->slot) - all.begin();
+    list.push_back({c.grad.get(), static_cast<size_t>(at), c.tensor.get()});
+  }
 }
 
 void Pass::commit() noexcept {
@@ -179,19 +190,15 @@ void Pass::drop_unseen() noexcept {
   const auto seldom = [](const Change& c) {
     return c.field == Field::RequiresGrad || c.field == Field::History;
   };
-  std::vector<const TensorImpl*> held;
-  AddressSet unseen;
   // Again, since others may have hung on what was dropped.
   for (bool more = true; std::exchange(more, false);) {
     if (std::ranges::none_of(changes_, seldom)) return;
-    held.clear();
-    for (const Change& c : changes_) held.push_back(c.tensor.get());
-    std::ranges::sort(held);
-    unseen.clear();
+    std::unordered_map<const TensorImpl*, uint32_t> held;  // How often.
+    for (const Change& c : changes_) ++held[c.tensor.get()];
+    AddressSet unseen;
     for (const Change& c : changes_) {
-      if (!seldom(c)) continue;
-      const auto same = std::ranges::equal_range(held, c.tensor.get());
-      if (c.tensor->refs.get() == std::ranges::size(same)) more |= unseen.insert(c.tensor.get());
+      const bool alone = seldom(c) && c.tensor->refs.get() == held[c.tensor.get()];
+      if (alone) more |= unseen.insert(c.tensor.get());
     }
     std::erase_if(changes_, [&](const Change& c) { return unseen.contains(c.tensor.get()); });
   }

@@ -152,13 +152,6 @@ int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
   return -1;
 }
 
-// What the block really takes, without what rounds it up, ends within the room.
-bool fits(const MemoryPlan& m, const Block& b, int64_t at, const Room& room) {
-  int64_t bytes = b.storages.empty() ? b.bytes : 0;
-  for (uint32_t st : b.storages) bytes = std::max(bytes, m.storages[st].bytes);
-  return at + bytes <= static_cast<int64_t>(room.bytes);
-}
-
 // Puts blocks, in the given order, into rooms whose owners are written after the block's last use.
 void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
                  std::vector<Block>& blocks, const std::vector<size_t>& order,
@@ -179,7 +172,9 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
       int64_t at = heir_offset(r, s, b, owners, placed);
       if (at < 0) {
         at = tightest_gap(b, placed);
-        if (!fits(m, b, at, room)) continue;
+        // Within the room ends what it really takes, without what rounds it up.
+        const int64_t bytes = b.storages.empty() ? b.bytes : m.storages[b.storages[0]].bytes;
+        if (at + bytes > static_cast<int64_t>(room.bytes)) continue;
       }
       b.host = h;
       b.offset = at;
@@ -199,9 +194,8 @@ size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
   }
   std::partial_sum(live.begin(), live.end(), live.begin());
   const auto busiest = std::ranges::max_element(live);
-  const auto peak = static_cast<uint32_t>(busiest - live.begin());
   m.lower_bound_bytes = static_cast<size_t>(*busiest);
-  m.peak = peak;
+  const auto peak = m.peak = static_cast<uint32_t>(busiest - live.begin());
   auto order = [&](const auto& key) {
     std::vector<size_t> list(blocks.size());
     std::iota(list.begin(), list.end(), size_t{0});

@@ -81,7 +81,11 @@ class Merger {
     std::erase_if(groups_, [](const Group& g) { return g.instrs.empty(); });
     s_.number_groups(r_.instrs.size());
     storages_.clear();
-    for (const Group& g : groups_) storages_.push_back(storages(g));
+    for (const Group& g : groups_) {
+      std::vector<uint32_t>& list = storages_.emplace_back();
+      r_.each_access(g.instrs, [&](const Access& a) { list.push_back(r_.value(a.value).storage); });
+      distinct(list);
+    }
   }
 
   void merge_with_producers() {
@@ -155,18 +159,7 @@ class Merger {
     }
   }
 
-  bool conflict(const Access& x, const std::vector<Access>& others) const {
-    return std::ranges::any_of(others, [&](const Access& y) { return r_.conflict(x, y); });
-  }
-
   uint32_t group(const Access& a) const { return s_.group_of[a.instr]; }
-
-  // The storages that a group uses, each once.
-  std::vector<uint32_t> storages(const Group& g) const {
-    std::vector<uint32_t> list;
-    r_.each_access(g.instrs, [&](const Access& a) { list.push_back(r_.value(a.value).storage); });
-    return distinct(list);
-  }
 
   // The last group before b that wrote this value.
   uint32_t producer(uint32_t value, uint32_t b) const {
@@ -237,7 +230,9 @@ class Merger {
       for (const Access& x : r_.accesses[st]) {
         const uint32_t at = group(x);
         const bool nearer = at < g ? at >= all.first : at > g && at < all.last;
-        if (nearer && conflict(x, own)) (at < g ? all.first = at + 1 : all.last = at);
+        const auto conflicts = [&](const Access& y) { return r_.conflict(x, y); };
+        if (nearer && std::ranges::any_of(own, conflicts))
+          (at < g ? all.first = at + 1 : all.last = at);
       }
     }
     return all;
@@ -268,13 +263,9 @@ class Merger {
     if (growth <= kLittleMemory) return false;
     const auto empty = [](const Group& g) { return g.instrs.empty(); };
     const bool adjacent = std::all_of(groups_.begin() + a + 1, groups_.begin() + b, empty);
-    return !adjacent && !fits(growth, a, b);
-  }
-  // Whether so many more bytes from a to b are no more than are alive elsewhere.
-  bool fits(int64_t growth, uint32_t a, uint32_t b) const {
-    if (alive_.empty()) return false;
+    if (adjacent || alive_.empty()) return !adjacent;
     const auto between = std::span(alive_).subspan(a, b + 1 - a);
-    return *std::ranges::max_element(between) + growth <= most_;
+    return *std::ranges::max_element(between) + growth > most_;
   }
 
   void move(uint32_t from, uint32_t to) {
@@ -299,7 +290,7 @@ class Merger {
   Schedule& s_;
   std::vector<Group>& groups_;
   std::vector<uint32_t> failing_;                      // Instructions that can.
-  std::vector<std::vector<uint32_t>> storages_;        // By group, until they are numbered anew.
+  std::vector<std::vector<uint32_t>> storages_;        // By group: those that it uses, each once.
   std::vector<std::pair<uint32_t, int64_t>> scratch_;  // Instructions, and bytes beside operands.
   std::vector<int64_t> alive_;                         // Bytes, by group; empty: not known yet.
   int64_t most_ = 0;                                   // Of them.

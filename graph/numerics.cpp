@@ -101,15 +101,15 @@ std::string CheckNumericsGuard::describe(const OpCall& c) const {
   }
   s += ") -> ";
   for (int k = 0; k < c.n_out; ++k) s += (k ? ", " : "") + brrr::describe(c.out[k].impl());
-  const std::string near = path.empty() ? trail_.near(CallStorages(c).in) : "";
+  const std::string near = path.empty() ? trail_.near(touched_.in) : "";
   return near.empty() ? s : s + ", near " + near;
 }
 
 void CheckNumericsGuard::ran(const OpCall& c) {
   if (previous_) previous_->ran(c);
+  touched_.set(c);
   check(c);
-  const CallStorages touched(c);
-  trail_.ran(touched.all, touched.made, module_path());
+  trail_.ran(touched_.all, touched_.made, module_path());
   if (previous_) previous_->resume();
 }
 

@@ -39,6 +39,7 @@ class CheckNumericsGuard final : public Observer, NotCopied {
   Observer* previous_;
   std::unordered_map<const Storage*, bool> masks_;  // What holds infinities; whether +inf.
   ModuleTrail<const Storage*> trail_;
+  CallStorages touched_;  // By the call at hand.
 };
 
 }  // namespace brrr::graph

@@ -29,9 +29,8 @@ bool share_memory(const std::vector<Binding>& bindings) {
     if (!ours) foreign.push_back(bytes_of(*b.storage));
   }
   std::ranges::sort(foreign);
-  for (size_t k = 1; k < foreign.size(); ++k) {
-    if (foreign[k].first < foreign[k - 1].second) return true;
-  }
+  const auto overlap = [](const Bytes& a, const Bytes& b) { return b.first < a.second; };
+  if (std::ranges::adjacent_find(foreign, overlap) != foreign.end()) return true;
   return !foreign.empty() && std::ranges::any_of(bindings, [&](const Binding& b) {
     if (!b.storage || !b.storage->owned || b.storage->bytes == 0) return false;
     const auto [begin, end] = bytes_of(*b.storage);
@@ -68,7 +67,7 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   drawn_before_ = draws_taken();
   sets_rng = goes_back = false;
   if (!fresh_.paths.empty()) fresh_ = Recording();
-  forget_windows();
+  windows_.clear();
   expect(candidates_.empty() ? nullptr : candidates_[0]);
   if (!expected_) fresh_.paths.push_back("");
 }
@@ -95,7 +94,9 @@ void Pass::bind(const TensorImpl& t, int64_t relative) {
   }
   by_address_[slot_of(*t.storage)] = static_cast<uint32_t>(bindings_.size());
   bindings_.push_back({Ref<Storage>::share(t.storage), t.offset - relative});
-  if (2 * bindings_.size() > by_address_.size()) number_externals(2 * by_address_.size());
+  if (2 * bindings_.size() <= by_address_.size()) return;
+  by_address_.assign(2 * by_address_.size(), kNone);
+  for (uint32_t k = 0; k < bindings_.size(); ++k) by_address_[slot_of(*bindings_[k].storage)] = k;
 }
 
 // Takes back bindings made for a call that then did not match: the last ones first, beyond which no
@@ -115,11 +116,6 @@ size_t Pass::slot_of(const Storage& s) const {
     at = (at + 1) & mask;
   }
   return at;
-}
-
-void Pass::number_externals(size_t slots) {
-  by_address_.assign(slots, kNone);
-  for (uint32_t k = 0; k < bindings_.size(); ++k) by_address_[slot_of(*bindings_[k].storage)] = k;
 }
 
 void Effects::clear() noexcept {
@@ -176,7 +172,7 @@ bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
   if (e.op != c.op || e.form != c.attrs.form() || e.n_in != c.n_in || e.into != c.into) {
     return false;
   }
-  for (int w = 0; w < e.n_words; ++w) {
+  for (int w = 0; w < c.attrs.n; ++w) {
     if (e.words[w] != c.attrs.v[w]) return false;
   }
   for (int i = 0; i < e.n_in; ++i) {
@@ -239,17 +235,6 @@ Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
   make_slots(id + 1);
   live_[id] = s;
   return s;
-}
-
-Tensor Pass::placeholder(const Value& v, uint32_t id, Storage* storage) {
-  TensorImpl* t = raw_impl(storage, v.dtype, v.ndim, storage->device);
-  if (v.strided) t->flags |= kStrided;
-  t->value = id;
-  t->offset = v.offset;
-  t->numel = v.numel;
-  std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
-  std::memcpy(t->strides, v.strides, sizeof t->strides);
-  return Tensor(Ref<TensorImpl>::adopt(t));
 }
 
 void Pass::note_control(const Instr& e, const OpCall& c) {
@@ -352,9 +337,8 @@ bool Pass::switch_candidate(const OpCall* c) {
 }
 
 bool Pass::survivors_match(const Recording& r) const {
-  size_t alive = 0;
-  for (const Storage* s : live_) alive += s != nullptr;
-  if (alive != r.survivors.size()) return false;
+  const auto dead = static_cast<size_t>(std::count(live_.begin(), live_.end(), nullptr));
+  if (live_.size() - dead != r.survivors.size()) return false;
   return std::ranges::all_of(r.survivors, [&](uint32_t s) { return s < live_.size() && live_[s]; });
 }
 

@@ -22,6 +22,13 @@ Ref<Storage> clone_storage(const Storage& s);
 /// Whether memory that is not ours (from_blob without a copy) lies in two of them.
 bool share_memory(const std::vector<Binding>& bindings);
 
+/// A gradient that nobody but its leaf had, and the survivor that replaces it.
+struct Replaced {
+  TensorImpl* old;
+  size_t survivor;
+  const TensorImpl* leaf;  ///< Whose gradient it is.
+};
+
 /// What a call did outside itself besides its replay's writes, to be done again without the
 /// function.
 struct Effects {
@@ -93,13 +100,8 @@ class Pass final : public Recorder {
   uint32_t external_of(const Storage& s) const { return by_address_[slot_of(s)]; }
   /// The placeholder of a storage; null if it died.
   Storage* live(uint32_t storage) const { return live_[storage]; }
-  /// Calls `f(leaf, old, now)` for every grad field that the pass has replaced so far.
-  template <class F> void for_replaced_gradients(const F& f) const {
-    for (const Change& c : changes_) {
-      if (c.field == Field::Grad && c.grad && c.tensor->grad)
-        f(*c.tensor, *c.grad, *c.tensor->grad);
-    }
-  }
+  /// After finish(), and moved_to() if there is a new recording: gradients that the pass replaces.
+  void find_replaced(std::vector<Replaced>& list) const;
   /// What the function did that a replay without it would not; null if nothing.
   const char* host_effect() const { return host_effect_; }
 
@@ -131,20 +133,16 @@ class Pass final : public Recorder {
   void begin_recording();
   void note_difference(const OpCall* c);
   std::string describe_difference(const OpCall* c, const Mismatch& m) const;
-  std::string describe_operand(uint32_t id, const TensorImpl* t) const;
 
   void record(OpCall& c);
   uint16_t varying_words(const OpCall& c, const std::vector<uint32_t>& ids);
   uint32_t operand_id(const TensorImpl* t);
   uint32_t add_value(DType dtype, const IntList& sizes, const IntList& strides, int64_t offset,
                      uint32_t storage);
-  uint32_t path_id();
-  Tensor placeholder(const Value& v, uint32_t id, Storage* storage);
   Storage* placeholder_storage(uint32_t id, const StorageInfo& info);
   void bind(const TensorImpl& t, int64_t relative);
   void unbind(size_t count);
   size_t slot_of(const Storage& s) const;
-  void number_externals(size_t slots);
   bool keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>* safe);
   void note_effects();
   void forget_changes() noexcept;
@@ -153,17 +151,12 @@ class Pass final : public Recorder {
   }
   void drop_unseen() noexcept;
   bool draws_in_turn() const;
-  void forget_windows() {
-    windows_.clear();
-    sorted_ = 0;
-  }
 
   std::vector<const Recording*> candidates_;
   const Recording* expected_ = nullptr;  // Null while recording.
   const Cue* next_ = nullptr;            // Of `expected_`; one without op while recording.
   Recording fresh_;
-  std::vector<std::vector<uint32_t>> windows_;  // By storage: its values in fresh_, of which the
-  uint32_t sorted_ = 0;                         // first so many are in there.
+  std::vector<std::vector<uint32_t>> windows_;  // By storage: its values in fresh_.
   const Recording* left_ = nullptr;             // Whose ops those recorded now have been so far.
   bool resized_ = false;                        // One of them had operands of other sizes.
   Difference difference_;

@@ -20,7 +20,7 @@ static bool uses(const Recording& r, bool host) {
 }
 
 std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options,
-                                 const std::vector<Replay::Replaced>& replaced) {
+                                 const std::vector<Replaced>& replaced) {
   if (!uses(r, false)) return make_host_plan(r, options);
   const Held products(context.tf32, r.tf32);
   BRRR_CHECK(!uses(r, true),
@@ -57,10 +57,9 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target)
   }
   for (const Value& v : r_.values) {
     const StorageInfo& info = r_.storages[v.storage];
-    if (info.origin == Origin::External) external_item_[info.maker] = itemsize(v.dtype);
+    if (info.origin == Origin::External) external_item_[info.maker] = v.item();
   }
-  kernels_ = schedule_.groups.size();
-  for (const Group& g : schedule_.groups) generated_ += g.fused;
+  kernels_ = static_cast<size_t>(std::ranges::count(schedule_.groups, false, &Group::fused));
 }
 
 void Plan::reorder(const std::vector<uint32_t>& order) {
@@ -157,10 +156,8 @@ const std::vector<KernelNote>& Plan::notes() {
   std::vector<KernelNote> all;
   for (const Group& g : schedule_.groups) all.push_back(note(g));
   ModuleTrail<uint32_t> trail;
-  std::vector<uint32_t> used, made;
   for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
-    used.clear();
-    made.clear();
+    std::vector<uint32_t> used, made;
     r_.each_operand(r_.instrs[at], [&](uint32_t value, bool) {
       const uint32_t storage = r_.value(value).storage;
       const StorageInfo& info = r_.storages[storage];

@@ -38,16 +38,9 @@ struct ReplayCounts {
 
 /// A call, to a plan.
 struct Replay {
-  /// A gradient that nobody but its leaf had, and the survivor that replaces it.
-  struct Replaced {
-    TensorImpl* old;
-    size_t survivor;
-    const TensorImpl* leaf;  ///< Whose gradient it is.
-  };
   const std::vector<Binding>& bindings;
   const int64_t* control;
-  Storage* const*
-      survivors;  ///< In Recording::survivors' order; they get memory if they have none.
+  Storage* const* survivors;  ///< In the recording's order; they get memory if they have none.
   const std::vector<Replaced>& replaced;
 };
 
@@ -66,7 +59,7 @@ class Plan : NotCopied {
   /// the kernels cannot be built. On a GPU memory of gradients that the first replay is going to
   /// replace becomes the new ones'.
   static std::unique_ptr<Plan> make(const Recording& r, const StepOptions& options,
-                                    const std::vector<Replay::Replaced>& replaced = {});
+                                    const std::vector<Replaced>& replaced = {});
   /// The same op by op: nothing is fused or built. Null if a part of the step is on a GPU, which
   /// has the walker for that.
   static std::unique_ptr<Plan> make_unfused(const Recording& r, const StepOptions& options);
@@ -149,9 +142,9 @@ class Plan : NotCopied {
   MemoryPlan memory_;
   char* arena_ = nullptr;
   KernelSource source_;
-  Storages bound_;                     // Null where nothing is stored.
-  std::vector<size_t> external_item_;  // By external number: bytes of an element.
-  size_t kernels_ = 0, generated_ = 0;
+  Storages bound_;                      // Null where nothing is stored.
+  std::vector<int64_t> external_item_;  // By external number: bytes of an element.
+  size_t kernels_ = 0, generated_ = 0;  // The library's, until the others are counted, too.
 
  private:
   KernelNote note(const Group& g) const;
@@ -166,6 +159,6 @@ class Plan : NotCopied {
 /// One of a step that computes on the CPU alone, and one on a GPU.
 std::unique_ptr<Plan> make_host_plan(const Recording& r, const StepOptions& options);
 std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options,
-                                       const std::vector<Replay::Replaced>& replaced);
+                                       const std::vector<Replaced>& replaced);
 
 }  // namespace brrr::graph

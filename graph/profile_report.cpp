@@ -9,7 +9,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "core/text.h"
@@ -36,8 +35,7 @@ static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
 
 // The longest rows, under their name, and what is left of them in one.
 static std::string table_text(const char* what, const std::vector<ProfileRow>& rows,
-                              const TimeSplit& all, size_t most,
-                              const std::function<std::string(const ProfileRow&)>& name) {
+                              const TimeSplit& all, size_t most, const auto& name) {
   std::string t = fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} {}\n", "calls",
                               "us", "share", "MFLOP", "MB", "GFLOP/s", "GB/s", "bound by", what);
   ProfileRow rest;
@@ -158,32 +156,25 @@ void Profile::write_trace(const std::string& path) const {
       << text({{"limits", limits_json(watch_->limits)}}) << ",\"traceEvents\":[";
   // One after the other: all of them as one document would take gigabytes.
   const char* before = "\n";
-  const auto event = [&](const Json& e) { out << std::exchange(before, ",\n") << text(e); };
+  const auto event = [&](const std::string& name, const char* phase, Watch::Track track,
+                         const Json& more) {
+    Json e = {{"name", name}, {"ph", phase}, {"pid", 1}, {"tid", int{track}}};
+    e.update(more);
+    out << std::exchange(before, ",\n") << text(e);
+  };
   for (const auto& [track, what] : {std::pair{Watch::Host, "host, queueing"},
                                     {Watch::Kernels, "kernels"},
                                     {Watch::Modules, "modules"}}) {
-    event({{"name", "thread_name"},
-           {"ph", "M"},
-           {"pid", 1},
-           {"tid", int{track}},
-           {"args", {{"name", what}}}});
+    event("thread_name", "M", track, {{"args", {{"name", what}}}});
   }
-  const auto span = [&](const std::string& name, Watch::Track track, double at, double us,
-                        const Json& args) {
-    event({{"name", name},
-           {"ph", "X"},
-           {"pid", 1},
-           {"tid", int{track}},
-           {"ts", at},
-           {"dur", us},
-           {"args", args}});
-  };
   // Neighbours of one module are one span of the last row.
   double from = 0, to = 0;
   const std::string* module = nullptr;
   const auto close = [&] {
     if (!module) return;
-    span(place_of(*module), Watch::Modules, from, to - from, {{"module", place_of(*module)}});
+    const Json args = {{"module", place_of(*module)}};
+    event(place_of(*module), "X", Watch::Modules,
+          {{"ts", from}, {"dur", to - from}, {"args", args}});
   };
   for (const Watch::Span& s : watch_->spans) {
     const ProfileRow& r = watch_->rows[s.row];
@@ -193,7 +184,7 @@ void Profile::write_trace(const std::string& path) const {
                  {"bytes", s.work.bytes}};
     const bool kernel = s.track == Watch::Kernels;
     if (kernel) args["us_since_the_last"] = s.gap_us < 0 ? std::max(0.0, s.at_us - to) : s.gap_us;
-    span(r.op, s.track, s.at_us, s.us, args);
+    event(r.op, "X", s.track, {{"ts", s.at_us}, {"dur", s.us}, {"args", args}});
     if (!kernel) continue;
     if (!module || *module != r.module) {
       close();

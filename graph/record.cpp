@@ -80,7 +80,6 @@ Tensor Pass::host_values(const TensorImpl& t) {
 // Copies what has been verified of the expected recording; the pass goes on recording after it.
 void Pass::begin_recording() {
   fresh_ = *expected_;
-  forget_windows();
   fresh_.instrs.resize(cursor());
   fresh_.prefixes.resize(cursor());
   fresh_.control.resize(control_.size());
@@ -97,6 +96,8 @@ void Pass::begin_recording() {
   fresh_.values.resize(values);
   for (const Value& v : fresh_.values) storages = std::max(storages, v.storage + 1);
   fresh_.storages.resize(storages);
+  windows_.assign(storages, {});
+  for (uint32_t id = 0; id < values; ++id) windows_[fresh_.values[id].storage].push_back(id);
   left_ = expected_;
   resized_ = false;
   expect(nullptr);
@@ -157,8 +158,11 @@ uint32_t Pass::add_value(DType dtype, const IntList& sizes, const IntList& strid
   v.strided = !is_contiguous(v.sizes, v.strides, v.ndim);
   v.offset = offset;
   v.numel = numel_of(sizes);
+  const auto id = static_cast<uint32_t>(fresh_.values.size());
   fresh_.values.push_back(v);
-  return static_cast<uint32_t>(fresh_.values.size() - 1);
+  windows_.resize(fresh_.storages.size());
+  windows_[storage].push_back(id);
+  return id;
 }
 
 uint32_t Pass::operand_id(const TensorImpl* t) {
@@ -174,9 +178,6 @@ uint32_t Pass::operand_id(const TensorImpl* t) {
   const uint32_t storage = fresh_.externals[number];
   const int64_t offset = t->offset - bindings_[number].base;
   windows_.resize(fresh_.storages.size());
-  for (; sorted_ < fresh_.values.size(); ++sorted_) {
-    windows_[fresh_.values[sorted_].storage].push_back(sorted_);
-  }
   for (uint32_t id : windows_[storage]) {
     const Value& v = fresh_.values[id];
     if (v.offset == offset && v.is_like(*t)) return id;
@@ -184,12 +185,11 @@ uint32_t Pass::operand_id(const TensorImpl* t) {
   return add_value(t->dtype, t->size_list(), t->stride_list(), offset, storage);
 }
 
-uint32_t Pass::path_id() {
+static uint32_t path_id(std::vector<std::string>& paths) {
   const std::string path = module_path();
-  const auto it = std::find(fresh_.paths.begin(), fresh_.paths.end(), path);
-  if (it != fresh_.paths.end()) return static_cast<uint32_t>(it - fresh_.paths.begin());
-  fresh_.paths.push_back(path);
-  return static_cast<uint32_t>(fresh_.paths.size() - 1);
+  const auto id = static_cast<uint32_t>(std::ranges::find(paths, path) - paths.begin());
+  if (id == paths.size()) paths.push_back(path);
+  return id;
 }
 
 void Pass::record(OpCall& c) {
@@ -200,7 +200,7 @@ void Pass::record(OpCall& c) {
   i.n_in = static_cast<uint16_t>(c.n_in);
   i.n_out = c.n_out;
   i.into = c.into;
-  i.path = path_id();
+  i.path = path_id(fresh_.paths);
   i.attrs = c.attrs;
   const auto index = static_cast<uint32_t>(fresh_.instrs.size());
   std::vector<uint32_t> ids;
@@ -241,10 +241,10 @@ void Pass::record(OpCall& c) {
 
 // --- words for people ----------------------------------------------------------------------------
 
-std::string Pass::describe_operand(uint32_t id, const TensorImpl* t) const {
+static std::string describe_operand(const Recording& r, uint32_t id, const TensorImpl* t) {
   const std::string found = t ? brrr::describe(t) : "a scalar";
   if (id == kNone) return "expected a scalar, found " + found;
-  const Value& v = expected_->values[id];
+  const Value& v = r.values[id];
   std::string expected = fmt::format("{}{}", name(v.dtype), to_string(v.size_list()));
   if (t && expected == found) {
     const IntList was = v.stride_list(), now = t->stride_list();
@@ -297,7 +297,7 @@ std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const 
       const std::string role = m.at < c->n_in ? fmt::format("operand {}", m.at)
                                               : fmt::format("destination {}", m.at - c->n_in);
       return fmt::format("{} differs: {}, {}: {}", role, where, role,
-                         describe_operand(expected_->all(e)[m.at], operand(*c, m.at)));
+                         describe_operand(*expected_, expected_->all(e)[m.at], operand(*c, m.at)));
     }
     default:
       return fmt::format("attributes differs: {}: other attributes", where);

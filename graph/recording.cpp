@@ -32,6 +32,17 @@ std::string Recording::describe(const Instr& i) const {
   return s;
 }
 
+Tensor placeholder(const Value& v, uint32_t id, Storage* storage) {
+  TensorImpl* t = raw_impl(storage, v.dtype, v.ndim, storage->device);
+  if (v.strided) t->flags |= kStrided;
+  t->value = id;
+  t->offset = v.offset;
+  t->numel = v.numel;
+  std::memcpy(t->sizes, v.sizes, sizeof t->sizes);
+  std::memcpy(t->strides, v.strides, sizeof t->strides);
+  return Tensor(Ref<TensorImpl>::adopt(t));
+}
+
 // The blocks are copied from objects that the ordinary constructors have made.
 static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cue) {
   cue.op = nullptr;
@@ -50,7 +61,6 @@ static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cu
   cue.out = r.out(i)[0];
   cue.form = i.attrs.form();
   cue.n_in = i.n_in;
-  cue.n_words = i.attrs.n;
   std::ranges::copy(r.in(i), cue.in);
   std::copy_n(i.attrs.v, i.attrs.n, cue.words);
   if (i.into) return;
@@ -59,12 +69,8 @@ static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cu
   Storage* storage = new_storage(info.device, info.bytes);
   storage->slot = v.storage;
   std::memcpy(cue.storage, static_cast<const void*>(storage), sizeof cue.storage);
-  const auto tensor = Ref<TensorImpl>::adopt(raw_impl(storage, v.dtype, v.ndim, storage->device));
-  if (v.strided) tensor->flags |= kStrided;
-  tensor->value = r.out(i)[0];
-  tensor->offset = v.offset;
-  tensor->numel = v.numel;
-  std::memcpy(cue.tensor, static_cast<const void*>(tensor.get()), sizeof cue.tensor);
+  const Tensor tensor = placeholder(v, cue.out, storage);
+  std::memcpy(cue.tensor, static_cast<const void*>(tensor.impl()), sizeof cue.tensor);
 }
 
 void Recording::complete() {

@@ -98,9 +98,8 @@ struct Access {
 struct alignas(64) Cue {
   static constexpr int kOperands = 4, kWords = 3, kDims = 4;
   const OpDef* op;
-  uint64_t form;  ///< Attrs::form()
+  uint64_t form;  ///< Attrs::form(), which says how many words there are.
   uint16_t n_in;
-  uint8_t n_words;
   bool into;
   uint32_t in[kOperands], out;
   int64_t words[kWords];
@@ -169,6 +168,9 @@ struct Recording {
  private:
   void find_accesses();
 };
+
+/// What stands for the value in a pass, on a storage whose reference it takes.
+Tensor placeholder(const Value& v, uint32_t id, Storage* storage);
 
 /// Whether the instruction hands on bytes of the host: its one dynamic word is their address.
 bool is_host_data(const Instr& i);

@@ -5,8 +5,6 @@
 // next to no time, which less traffic between the caches gives back.
 #include "graph/rematerialise.h"
 
-#include <functional>
-
 #include "graph/chooser.h"
 #include "graph/cost.h"
 
@@ -39,9 +37,8 @@ static size_t repeated(const Recording& r) {
 }
 
 // Makes values anew until the arena has `budget` bytes, or nothing more may be dropped.
-static void save_memory(
-    const Recording& r, Rematerialised& out, size_t budget, Allowance may,
-    const std::function<Rematerialised(const Rematerialised&, const Lists&)>& changed) {
+static void save_memory(const Recording& r, Rematerialised& out, size_t budget, Allowance may,
+                        const auto& changed) {
   Rematerialised now = out;   // Not less may lead to less: several groups are as full.
   std::set<uint32_t> banned;  // Tried before. Storages keep their numbers.
   int in_vain = 0;

@@ -13,11 +13,6 @@
 
 namespace brrr::graph {
 
-// A plan orders what it does by storages.
-constexpr const char* kShared =
-    "two tensors from outside the step lie in the same memory (from_blob without a copy); make one "
-    "a view of the other";
-
 StepCore::StepCore(StepOptions options) : options_(options) {
   BRRR_CHECK(options.max_entries >= 1, "step: max_entries is {}; at least 1 recording is needed",
              options.max_entries);
@@ -72,14 +67,14 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
                                    void (*body)(void*, ResultList&), void* ctx) {
   // A step inside a step is inlined into the outer recording.
   if (options_.mode == Mode::Eager || context.recorder) {
+    ResultList ignored;
+    std::optional<CheckNumericsGuard> check;
     if (!context.recorder) {
+      if (options_.check_numerics) check.emplace();
       std::lock_guard lock(mutex_);
       ++stats_.calls;
       arguments_ = std::max(arguments_, n);
     }
-    ResultList ignored;
-    std::optional<CheckNumericsGuard> check;
-    if (options_.check_numerics && !context.recorder) check.emplace();
     body(ctx, ignored);
     return nullptr;
   }
@@ -220,16 +215,6 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
   return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefers_walk();
 }
 
-static void find_replaced(const Recording& r, Session& s) {
-  s.replaced.clear();
-  s.pass.for_replaced_gradients([&](auto& leaf, auto& old, auto& now) {
-    if (old.refs.get() != 1 || now.storage->pass != &s.pass) return;
-    // What the pass has made and is still there is a survivor; they rise.
-    const auto at = std::ranges::lower_bound(r.survivors, now.storage->slot);
-    s.replaced.push_back({&old, static_cast<size_t>(at - r.survivors.begin()), &leaf});
-  });
-}
-
 static void replay(Plan& plan, Session& s) {
   plan.run({s.pass.bindings(), s.pass.control().data(), s.survivors.data(), s.replaced});
 }
@@ -256,9 +241,13 @@ void StepCore::execute(Entry& e, Session& s) {
   const Recording& r = e.recording;
   s.survivors.clear();
   for (uint32_t st : r.survivors) s.survivors.push_back(s.pass.live(st));
-  find_replaced(r, s);
+  s.pass.find_replaced(s.replaced);
   const bool shared = share_memory(s.pass.bindings());
-  if (shared) fall_back(kShared);
+  if (shared) {  // A plan orders what it does by storages.
+    fall_back(
+        "two tensors from outside the step lie in the same memory (from_blob without a copy); make "
+        "one a view of the other");
+  }
   const bool by_plan = !shared && choose_plan(e, s);
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials &&
                      !context.observer;  // Who looks on takes time.
@@ -325,16 +314,15 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device devi
     const Tensor& t = slot.second;
     return slot.first == index && t.sizes() == sizes && t.dtype() == dtype && t.device() == device;
   });
-  if (at == inputs_.end()) {
-    at = inputs_.insert(at, {index, zeros(sizes, dtype, device)});
-    // As many as there may be recordings: the argument's oldest goes.
-    const auto same = [&](const auto& slot) { return slot.first == index; };
-    if (std::ranges::count_if(inputs_, same) > options_.max_entries) {
-      inputs_.erase(std::ranges::find_if(inputs_, same));
-      at = inputs_.end() - 1;
-    }
+  if (at != inputs_.end()) {
+    std::rotate(at, at + 1, inputs_.end());
+    return inputs_.back().second;
   }
-  std::rotate(at, at + 1, inputs_.end());
+  inputs_.emplace_back(index, zeros(sizes, dtype, device));
+  // As many as there may be recordings: the argument's oldest goes.
+  const auto same = [&](const auto& slot) { return slot.first == index; };
+  const bool full = std::ranges::count_if(inputs_, same) > options_.max_entries;
+  if (full) inputs_.erase(std::ranges::find_if(inputs_, same));
   return inputs_.back().second;
 }
 

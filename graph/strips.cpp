@@ -2,7 +2,6 @@
 // storage that one of them writes, part p of every operand lies in the p-th of so many equal pieces
 // of it. What is only read is free, and so is a result over all rows that no other of them sees.
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <optional>
 
@@ -203,8 +202,7 @@ class Finder {
   }
 
   // Whether `may` says so of all that the group touches.
-  bool all_of(uint32_t group, const Uses& uses,
-              const std::function<bool(const Use&, bool write)>& may) const {
+  bool all_of(uint32_t group, const Uses& uses, const auto& may) const {
     return std::ranges::all_of(kernels_[group].touched, [&](const auto& t) {
       const auto use = uses.find(t.first);
       return use == uses.end() || may(use->second, t.second);

@@ -62,8 +62,6 @@ inline std::string common_module(const std::string& a, const std::string& b) {
 /// The storages that a call reads; with those that it writes in place; and those of new results.
 struct CallStorages {
   std::vector<const Storage*> in, all, made;
-  CallStorages() = default;
-  explicit CallStorages(const OpCall& c) { set(c); }
   void set(const OpCall& c) {
     in.clear();
     made.clear();

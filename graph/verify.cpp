@@ -94,20 +94,15 @@ void StepCore::verify(Entry& e, Session& s) {
                    : r.instrs[r.storages[storage].maker].op->name,
                at);
   };
-  try {
-    for (size_t k = 0; k < shadow.size(); ++k) {
-      compare(r.survivors[k], r.extent(r.survivors[k]), *s.survivors[k], *shadow[k]);
+  for (size_t k = 0; k < shadow.size(); ++k) {
+    compare(r.survivors[k], r.extent(r.survivors[k]), *s.survivors[k], *shadow[k]);
+  }
+  for (size_t k = 0; k < cloned.size(); ++k) {
+    Extent e = r.extent(r.externals[k], bindings[k].base);
+    if (r.written[r.externals[k]]) {  // Nothing else there, too.
+      e.low = 0, e.high = static_cast<int64_t>(bindings[k].storage->bytes);
     }
-    for (size_t k = 0; k < cloned.size(); ++k) {
-      Extent e = r.extent(r.externals[k], bindings[k].base);
-      if (r.written[r.externals[k]]) {  // Nothing else there, too.
-        e.low = 0, e.high = static_cast<int64_t>(bindings[k].storage->bytes);
-      }
-      compare(r.externals[k], e, *bindings[k].storage, *cloned[k].storage);
-    }
-  } catch (...) {
-    undo.restore();
-    throw;
+    compare(r.externals[k], e, *bindings[k].storage, *cloned[k].storage);
   }
   std::lock_guard lock(mutex_);
   ++stats_.verified;

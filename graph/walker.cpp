@@ -1,6 +1,7 @@
 #include "graph/walker.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "core/backend.h"
 #include "core/context.h"
@@ -18,15 +19,19 @@ void UndoLog::save(Storage& s, bool aside) {
     x.copy = clone_storage(s);
   }
   saved_.push_back(std::move(x));
+  exceptions_ = std::uncaught_exceptions();
 }
 
-void UndoLog::restore() noexcept {
-  for (const Saved& x : saved_) {
-    const Storage& s = *x.of;
-    const Backend& b = backend(s.device.type);
-    x.copy ? b.copy(s.data, x.copy->data, s.bytes)
-           : b.copy_from_host(s.data, x.on_host.get(), s.bytes);
-  }
+UndoLog::~UndoLog() {
+  if (saved_.empty() || std::uncaught_exceptions() == exceptions_) return;
+  try {
+    for (const Saved& x : saved_) {
+      const Storage& s = *x.of;
+      const Backend& b = backend(s.device.type);
+      x.copy ? b.copy(s.data, x.copy->data, s.bytes)
+             : b.copy_from_host(s.data, x.on_host.get(), s.bytes);
+    }
+  } catch (const Error&) {}  // A device that takes nothing more, as the one on its way says.
 }
 
 std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& bindings,
@@ -45,7 +50,8 @@ std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& b
   for (uint32_t st : r.survivors) last_use[st] = r.instrs.size();
   UndoLog undo;
   Scope module{nullptr, nullptr};
-  const auto step = [&](size_t at) {
+  const Held inside(context.scope, &module);
+  for (size_t at = 0; at < r.instrs.size(); ++at) {
     const Instr& i = r.instrs[at];
     context.running = i.op;
     r.each_operand(i, [&](uint32_t id, bool write) {
@@ -71,16 +77,7 @@ std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& b
     r.each_operand(i, [&](uint32_t id, bool) {
       if (last_use[r.value(id).storage] == at) storages[r.value(id).storage].reset();
     });
-  };
-  const Scope* const outer = std::exchange(context.scope, &module);
-  try {
-    for (size_t at = 0; at < r.instrs.size(); ++at) step(at);
-  } catch (...) {
-    context.scope = outer;
-    undo.restore();
-    throw;
   }
-  context.scope = outer;
   std::vector<Ref<Storage>> survivors;
   for (uint32_t st : r.survivors) survivors.push_back(std::move(storages[st]));
   return survivors;

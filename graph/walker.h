@@ -9,12 +9,13 @@
 
 namespace brrr::graph {
 
-/// Contents of storages from before a run wrote to them.
-class UndoLog {
+/// Contents of storages from before a run wrote to them, where an exception that ends its scope
+/// puts them back.
+class UndoLog : NotCopied {
  public:
+  ~UndoLog();
   /// `aside`: of a GPU's storages in the host's memory, for which it waits.
   void save(Storage& s, bool aside = false);
-  void restore() noexcept;
 
  private:
   struct Saved {
@@ -22,6 +23,7 @@ class UndoLog {
     std::unique_ptr<char[]> on_host = nullptr;
   };
   std::vector<Saved> saved_;
+  int exceptions_ = 0;  // On their way when that was saved.
 };
 
 /// Runs `r`. `bindings` and `control` are those of a pass that matched it. Returns, for every
