@@ -2,12 +2,10 @@
 #include "graph/cost.h"
 
 #include <algorithm>
-#include <map>
 
 #include "core/check.h"
-#include "core/thread_own.h"
 #include "ops/kinds/pointwise.h"
-#include "ops/kinds/row.h"
+#include "ops/kinds/work.h"
 
 namespace brrr::graph {
 
@@ -48,30 +46,12 @@ KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32
 }
 
 size_t polynomials(const Recording& r, const Instr& i) {
-  struct Known : std::map<const OpDef*, size_t> {};
-  Known& known = thread_own<Known>();
-  auto [at, fresh] = known.try_emplace(i.op);
-  if (fresh) {
-    Statements list;
-    SymScope scope(list, kFloat32);
-    if (i.op->pointwise) {
-      Sym in[kMaxOperands];
-      for (Sym& x : in) x = Sym(scope.operand(0));
-      int out[kMaxOutputs];
-      i.op->pointwise->emit(in, out);
-    } else if (i.op->row) {
-      int in[kMaxRowOperands];
-      for (int& x : in) x = scope.operand(0);
-      i.op->row->symbols(in);
-    }
-    for (const Statement& s : list) at->second += s.cost;
-  }
   size_t conversions = 0;
   r.each_operand(i, [&](uint32_t value, bool) {
     const DType t = r.value(value).dtype;
     conversions += t == kFloat16 || t == kBFloat16;
   });
-  return at->second / 2 + (conversions + 1) / 2;
+  return polynomials_of(*i.op) + (conversions + 1) / 2;
 }
 
 // How many elements a kernel walks over before it begins another row: of the last dims those that

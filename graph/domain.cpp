@@ -85,8 +85,8 @@ Role row_op_role(const Recording& r, const Instr& i, int k, const Rows& is) {
   const Value& v = r.value(r.all(i)[k]);
   if (v.strided) return Role::Other;
   if (k >= i.n_in) {
-    const RowResult is = info.results[static_cast<size_t>(k - i.n_in)];
-    return is == RowResult::Each ? Role::Each : is == RowResult::PerRow ? Role::PerRow : Role::Sum;
+    const Operand is = info.results[static_cast<size_t>(k - i.n_in)];
+    return is == Operand::Each ? Role::Each : is == Operand::PerRow ? Role::PerRow : Role::Sum;
   }
   for (const RowOperand& o : info.operands) {
     if (o.input != k || o.kind == Operand::Scalar) continue;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "graph/cost.h"
-#include "ops/kinds/pointwise_iteration.h"
+#include "ops/kinds/strided_matrix.h"
 
 namespace brrr::graph {
 

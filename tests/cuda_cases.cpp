@@ -227,8 +227,7 @@ std::string device_difference(const Tensor& gpu, const Tensor& cpu) {
 
 void KernelsNeeded::ran(const OpCall& c) {
   Iteration it;
-  Tensor copies[kMaxOperands];
-  if (c.op->pointwise && pointwise_iteration(c, it, copies)) {
+  if (c.op->pointwise && pointwise_iteration(c, it)) {
     calls.push_back(pointwise_call(*c.op, it));
   }
   if (has_rows(*c.op)) {

@@ -36,7 +36,7 @@ bool prepare(const OpDef& op, DType t, const std::vector<IntList>& shapes) {
 }
 
 void check_shape(const OpDef& op, DType t, const IntList& shape) {
-  const Tensor x = values_for(op, shape, t), moved = on_gpu(x);
+  const Tensor x = values_for(shape, t), moved = on_gpu(x);
   for (const IntList& dims : dims_of(shape.size())) {
     const Tensor y = reduce(op, moved, dims, false);
     CHECK(y.device() == kCUDA);
@@ -108,7 +108,7 @@ TEST_CASE("cuda: reduction rows with NaN, infinities and zeros in any place") {
         for (double special : {std::nan(""), kInf, -kInf, 0.0}) {
           for (int64_t at : {int64_t{0}, n / 2, n - 1}) {
             // A long product of other values would overflow, sooner or later.
-            const Tensor x = n > 1000 ? ones({n, 3}, t) : values_for(*op, {n, 3}, t);
+            const Tensor x = n > 1000 ? ones({n, 3}, t) : values_for({n, 3}, t);
             x.select(0, at).fill_(special);
             if (at > 0 && special == kInf) x.select(0, 0).fill_(-special);
             const Tensor moved = on_gpu(x), rows = on_gpu(x.t().contiguous());
@@ -130,7 +130,7 @@ TEST_CASE("cuda: reduction rows: layouts do not change a bit") {
       if (!long_tests()) shapes.resize(3);
       if (!is_turn(*op, t, {kFloat32}) || !prepare(*op, t, shapes)) continue;
       for (const IntList& shape : shapes) {
-        const Tensor x = values_for(*op, shape, t);
+        const Tensor x = values_for(shape, t);
         const Tensors layouts = {on_gpu(reversed(x)), on_gpu(with_gaps(x))};
         for (const IntList& dims : dims_of(shape.size())) {
           const Tensor y = on_cpu(reduce(*op, on_gpu(x), dims, false));
@@ -138,7 +138,7 @@ TEST_CASE("cuda: reduction rows: layouts do not change a bit") {
             check_same(on_cpu(reduce(*op, other, dims, false)), y);
         }
       }
-      const Tensor wide = on_gpu(values_for(*op, {1, 67}, t)).expand({40, 67});
+      const Tensor wide = on_gpu(values_for({1, 67}, t)).expand({40, 67});
       for (const IntList& dims : dims_of(2)) {
         check_same(on_cpu(reduce(*op, wide, dims, true)),
                    on_cpu(reduce(*op, wide.clone(), dims, true)));
@@ -156,7 +156,7 @@ TEST_CASE("cuda: reduction rows: the order of blocks and threads does not change
     Tensors got;
     for (const OpDef* op : rows_of(OpKind::Reduction)) {
       for (const IntList& shape : shapes) {
-        const Tensor x = on_gpu(values_for(*op, shape, kFloat32));
+        const Tensor x = on_gpu(values_for(shape, kFloat32));
         for (const IntList& dims : dims_of(shape.size())) {
           got.push_back(on_cpu(reduce(*op, x, dims, false)));
         }

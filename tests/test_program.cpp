@@ -147,18 +147,17 @@ Program program_of_row_op(const OpDef& op, const nn_test::RowCase& c, const Tens
   };
   program::Step step{&op, compute_type(out[0].dtype()), {}, {}};
   for (size_t k = 0; k < out.size(); ++k) {
-    const RowResult r = op.row->results[k];
-    const bool each = r == RowResult::Each;
+    const Operand r = op.row->results[k];
+    const bool each = r == Operand::Each;
     step.out.push_back(
-        window(out[k], each || r == RowResult::Column, each || r == RowResult::PerRow, true));
+        window(out[k], each || r == Operand::Column, each || r == Operand::PerRow, true));
   }
   for (const RowOperand& o : op.row->operands) {
     const bool each = o.kind == Operand::Each, id = o.kind == Operand::Id;
     step.ignored.push_back(id ? number(kInt64, o.word) : 0);
     step.in.push_back(o.kind == Operand::Scalar
                           ? ~number(kFloat64, o.word)
-                          : window(c.in[static_cast<size_t>(o.input)],
-                                   each || o.kind == Operand::Weight || o.kind == Operand::Bias,
+                          : window(c.in[static_cast<size_t>(o.input)], each || is_shared(o.kind),
                                    each || id || o.kind == Operand::PerRow, false));
   }
   append_steps(p, {step}, false);

@@ -21,7 +21,7 @@ namespace {
 const PointwiseOp trial_erfc_row{
     "trial_erfc",
     "1 - erf(x)",
-    {.result = Result::Float},
+    {},
     [](auto x) { return 1.0 - m::erf(x); },
     [](auto x, auto, auto g) { return g * -1.1283791670955126 * m::exp(-(x * x)); }};
 }  // namespace

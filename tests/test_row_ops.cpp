@@ -35,8 +35,7 @@ TEST_CASE("row ops: kernels agree with the oracle") {
         CAPTURE(k);
         const auto values = got[k].to(kFloat64).to_vector<double>();
         const int64_t columns =
-            op.row->results[k] == RowResult::Each || op.row->results[k] == RowResult::Column ? n
-                                                                                             : 1;
+            op.row->results[k] == Operand::Each || op.row->results[k] == Operand::Column ? n : 1;
         for (size_t i = 0; i < values.size(); ++i) {
           const auto at = static_cast<int64_t>(i);
           const double exact = want[k].at(at / columns, at % columns);

@@ -70,8 +70,10 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
   set_space(call, {s.rows, s.n});
   // Of what each element has, each row, or each column; else there is one for all. (Of empty rows,
   // too: traits are those of the first call.)
-  const auto strides = [&](bool element, bool row, bool column) -> IntList {
-    return {element ? std::max<int64_t>(1, s.n) : row ? 1 : 0, element || column ? 1 : 0};
+  const auto strides = [&](Operand kind) -> IntList {
+    const bool each = kind == Operand::Each;
+    const bool per_row = kind == Operand::PerRow || kind == Operand::Id;
+    return {each ? std::max<int64_t>(1, s.n) : per_row, each || is_shared(kind)};
   };
   DenseInput dense[kMaxRowOperands];
   for (size_t k = 0; k < c.op->row->operands.size(); ++k) {
@@ -84,19 +86,13 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
       add_operand(call, Step::kAbsent);
     } else {
       dense[k] = DenseInput(t, t->dtype);
-      const bool shared = o.kind == Operand::Weight || o.kind == Operand::Bias;
-      const bool row = !shared && o.kind != Operand::Number;
-      add_window(call, t->dtype, dense[k].as<char>(), strides(o.kind == Operand::Each, row, shared),
-                 false);
+      add_window(call, t->dtype, dense[k].as<char>(), strides(o.kind), false);
     }
   }
   for (int k = 0; k < c.n_out; ++k) {
     const TensorImpl& t = *c.out[k].impl();
-    const RowResult kind = c.op->row->results[static_cast<size_t>(k)];
-    add_window(
-        call, t.dtype, t.data(),
-        strides(kind == RowResult::Each, kind == RowResult::PerRow, kind == RowResult::Column),
-        true);
+    const Operand kind = c.op->row->results[static_cast<size_t>(k)];
+    add_window(call, t.dtype, t.data(), strides(kind), true);
   }
   call.walk = plan_rows(call.space, windows_of(call), traits_of(call), 0, 0);
   use(call);
@@ -193,8 +189,7 @@ PointwiseCall pointwise_call(const OpDef& op, const Iteration& it) {
 void run_row(OpCall& c) {
   if (!c.op->pointwise) return each_rows_call(c, [&](const RowsCall& call) { call.launch(c); });
   Iteration it;
-  Tensor copies[kMaxOperands];
-  if (pointwise_iteration(c, it, copies)) pointwise_call(*c.op, it).launch(c);
+  if (pointwise_iteration(c, it)) pointwise_call(*c.op, it).launch(c);
 }
 
 Program Call::program() const {

@@ -30,11 +30,6 @@ void check_devices(const OpCall& c) {
   check_devices(c, (*first)->device);
 }
 
-void check_composite(const OpCall& c) {
-  check_floating(c.op->name, *c.in[0]);
-  check_devices(c);
-}
-
 Tensor widened(const Tensor& x) { return x.to(compute_type(x.dtype())); }
 
 }  // namespace brrr

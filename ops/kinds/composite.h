@@ -29,8 +29,6 @@ void check_gives_floating(const char* op, DType dtype);
 /// Throws unless all inputs live on one device, or on the given one.
 void check_devices(const OpCall& c);
 void check_devices(const OpCall& c, Device where);
-/// The same, and unless the first input is floating.
-void check_composite(const OpCall& c);
 /// x in the dtype it is computed in: 16-bit floats become float32.
 Tensor widened(const Tensor& x);
 

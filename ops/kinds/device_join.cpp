@@ -21,14 +21,6 @@ struct Said {
   char identity[16];  // Of its GPU.
 };
 
-std::vector<Said> ask_all(const Said& own) {
-  std::vector<Said> all(static_cast<size_t>(size()));
-  all[static_cast<size_t>(rank())] = own;
-  const auto bytes = static_cast<int64_t>(all.size() * sizeof(Said));
-  share("the GPUs of all ranks", Row(kUInt8, {{reinterpret_cast<char*>(all.data()), bytes}}));
-  return all;
-}
-
 // NCCL would refuse, in words that say less.
 void check_own_gpus(const std::vector<Said>& all) {
   for (size_t a = 0; a < all.size(); ++a) {
@@ -76,11 +68,13 @@ bool join_gpus() {
   Exchange& e = Exchange::get();
   refuse_capture("the first exchange between GPUs");
   std::string why;
-  Said own{};
+  std::vector<Said> all(static_cast<size_t>(e.size()));
+  Said& own = all[static_cast<size_t>(e.rank())];
   own.linked = !device_link::messages(why).empty();
   const std::string identity = device_link::identity();
   identity.copy(own.identity, sizeof own.identity);
-  const std::vector<Said> all = ask_all(own);
+  const auto said = static_cast<int64_t>(all.size() * sizeof own);
+  share("the GPUs of all ranks", Row(kUInt8, {{reinterpret_cast<char*>(all.data()), said}}));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].linked) continue;
     if (e.rank() == 0) {

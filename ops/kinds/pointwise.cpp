@@ -2,6 +2,7 @@
 #include "ops/kinds/pointwise.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/backend.h"
 #include "core/check.h"
@@ -40,13 +41,12 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
 
   const int y = n - 2, g = n - 1;
   info.grad_uses[i] = uses;
-  info.grad_is_g[i] = out == in[g].id;
   const Statement& last = list[static_cast<size_t>(out)];
   if (last.text == "$0 * $1" && last.args[0] == in[g].id &&
       !(operands_used(list, last.args[1]) >> g & 1)) {
     row->info.times = &times_row();
   }
-  if (info.grad_is_g[i]) grad_aliases |= 1u << i;
+  if (out == in[g].id) grad_aliases |= 1u << i;  // It is the output's, unchanged.
   saves_inputs |= static_cast<uint32_t>(uses & ((1u << y) - 1));
   if (uses >> y & 1) saves_outputs |= 1;
   if (row->decompose) {
@@ -69,13 +69,10 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
              .pointwise = &info}),
       info(i) {
   for (DType t : {kFloat32, kFloat64, kInt64, kInt32, kUInt8, kBool}) {
-    if (n_out > 1 || i.n_made || (!is_floating(t) && i.traits.result == Result::Float)) continue;
+    if (n_out > 1 || i.n_made) continue;
     if (t == kBool && i.traits.no_bool) continue;
     if (i.traits.wide && t != kFloat64 && t != kInt64) continue;
-    const auto k = static_cast<size_t>(t);
-    direct[k] = i.loop(t);
-    direct_out[k] = i.mask_out[0] ? kBool : t;
-    direct_bytes[k] = static_cast<uint8_t>(itemsize(direct_out[k]));
+    direct[static_cast<int>(t)] = i.loop(t);
   }
 }
 
@@ -99,16 +96,14 @@ static Tensor run_gradient(VjpCall& v, int i) {
   const Node& n = v.node;
   const PointwiseInfo& info = *n.op->pointwise;
   const uint64_t uses = info.grad_uses[i];
-  TensorImpl* in[kMaxOperands];
+  TensorImpl* in[kMaxOperands] = {};
   OpCall c(*info.grads[i], in, n.n_in + 2);
   auto unused = [&](int k) {
-    in[k] = nullptr;
     c.attrs.kinds |= 3u << (2 * k);
     c.attrs.push(0.0);
   };
   for (int k = 0, word = 0; k < n.n_in; ++k) {
     if (n.attrs.kind(k)) {
-      in[k] = nullptr;
       push_scalar_of(n, k, word++, c);
     } else if (uses >> k & 1) {
       in[k] = v.borrow_input(k);
@@ -126,10 +121,6 @@ static Tensor run_gradient(VjpCall& v, int i) {
   in[n.n_in + 1] = v.gout[0].impl();
   dispatch_inline(c);
   return std::move(c.out[0]);
-}
-
-static bool has_sizes(const TensorImpl& t, const IntList& sizes) {
-  return t.ndim == sizes.size() && std::equal(sizes.begin(), sizes.end(), t.sizes);
 }
 
 // The same row on the gradient's own gradient.
@@ -152,9 +143,10 @@ void pointwise_vjp(VjpCall& v) {
   for (int i = 0; left > 0; ++i) {
     if (!v.needs(i) || !info.grads[i]) continue;
     --left;
-    Tensor g = !info.grad_is_g[i] ? run_gradient(v, i) : left ? v.gout[0] : std::move(v.gout[0]);
+    const bool is_g = n.op->grad_aliases >> i & 1;
+    Tensor g = !is_g ? run_gradient(v, i) : left ? v.gout[0] : std::move(v.gout[0]);
     const Meta& m = v.meta(i);
-    if (!has_sizes(*g.impl(), m.sizes)) g = sum_to(g, m.sizes);
+    if (g.impl()->size_list() != m.sizes) g = sum_to(g, m.sizes);
     v.gin[i] = g.impl()->dtype == m.dtype ? std::move(g) : g.to(m.dtype);
   }
 }
@@ -167,7 +159,7 @@ void pointwise_vjp(VjpCall& v) {
 
 // The place of the next operand.
 int PointwiseCall::next() {
-  const int most = call_.op->pointwise ? call_.op->pointwise->n_in : kMaxOperands;
+  const int most = call_.op->pointwise->n_in;
   BRRR_CHECK(call_.n_in < most, "{}: takes {} operands, got more", call_.op->name, most);
   return call_.n_in++;
 }
@@ -179,17 +171,15 @@ PointwiseCall& PointwiseCall::add(const Tensor& t) {
   return *this;
 }
 
+// A number as an operand: its kind and its word (see Attrs).
+static uint32_t number_kind(Scalar s) { return s.is_floating() ? 3 : s.dtype() == kBool ? 1 : 2; }
+static int64_t number_word(Scalar s) {
+  return s.is_floating() ? std::bit_cast<int64_t>(s.to_double()) : s.to_int();
+}
+
 PointwiseCall& PointwiseCall::add(Scalar s) {
-  Attrs& a = call_.attrs;
-  const int operand = next();
-  if (s.is_floating()) {
-    a.kinds |= 3u << (2 * operand);
-    a.push(s.to_double());
-  } else {
-    a.kinds |= (s.dtype() == kBool ? 1u : 2u) << (2 * operand);
-    a.push(s.to_int());
-  }
-  in_[operand] = nullptr;
+  call_.attrs.kinds |= number_kind(s) << (2 * next());
+  call_.attrs.push(number_word(s));
   return *this;
 }
 
@@ -200,11 +190,11 @@ PointwiseCall& PointwiseCall::add(ControlCell& cell) {
 }
 
 PointwiseCall& PointwiseCall::draw() {
-  const int first = next(), second = next();
+  const int first = next();
+  next();
   drawn_ = call_.attrs.n + 1;
   push_draw(call_);
   call_.attrs.kinds |= 10u << (2 * first);
-  in_[first] = in_[second] = nullptr;
   return *this;
 }
 
@@ -271,9 +261,9 @@ template <int N>
   static constexpr int64_t step[] = {1, 1};
   const TensorImpl& a = *in[0];
   const auto t = static_cast<int>(a.dtype);
-  const DType dtype = op.direct_out[t];
+  const DType dtype = op.info.mask_out[0] ? kBool : a.dtype;
   // Constants from here on: the device is known.
-  Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * op.direct_bytes[t]);
+  Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * itemsize(dtype));
   Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a, kCPU)));
   s->data = backend(DeviceType::CPU).allocate(s->bytes);
   if (!s->data) [[unlikely]]
@@ -330,12 +320,8 @@ Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   in[1 - number] = t.impl();
   in[number] = nullptr;
   OpCall c(op, in, 2);
-  if (s.is_floating()) {
-    c.attrs.set_only(number, 3, s.to_double());
-  } else {
-    c.attrs.set_only(number, s.dtype() == kBool ? 1 : 2, s.to_int());
-    settle_numbers(c);
-  }
+  c.attrs.set_only(number, number_kind(s), number_word(s));
+  if (!s.is_floating()) settle_numbers(c);
   dispatch_inline(c);
   return std::move(c.out[0]);
 }

@@ -2,7 +2,7 @@
 // The pointwise row: from one generic lambda come the eager loop, the oracle, the source text and
 // the differentiable form; from one lambda per input the same four of each gradient.
 //
-//   const PointwiseOp erf{"erf", "Gauss error function", {.result = Result::Float},
+//   const PointwiseOp erf{"erf", "Gauss error function", {},
 //                         [](auto x) { return m::erf(x); },
 //                         [](auto x, auto, auto g) { return g * 1.128... * m::exp(-x * x); }};
 //
@@ -28,9 +28,6 @@ inline constexpr int64_t kSmall = 1 << 15;
 using PointwiseLoop = void (*)(char* const* out, const char* const* in, const int64_t* step,
                                int64_t n);
 
-/// A row's result dtype: promoted; promoted with integers turned to float32; bool.
-enum class Result : uint8_t { Promoted, Float, Bool };
-
 /// What an integer among the operands means that the result's integer dtype does not hold.
 enum class Beyond : uint8_t {
   Exact,     ///< Itself, in int64; the result keeps its own low bits.
@@ -39,7 +36,6 @@ enum class Beyond : uint8_t {
 };
 
 struct PointwiseTraits {
-  Result result = Result::Promoted;
   Beyond beyond = Beyond::Exact;
   const char* no_bool = nullptr;  ///< Bool tensors are refused, with this mend.
   uint32_t condition = 0;         ///< Operands that take no part in promotion.
@@ -63,7 +59,6 @@ struct PointwiseInfo {
   bool mask_out[kMaxOutputs] = {};        ///< Output k is a comparison's result.
   const OpDef* grads[kMaxOperands] = {};  ///< The row that computes input i's gradient, if any.
   uint64_t grad_uses[kMaxOperands] = {};  ///< Its operands that matter: inputs, output, g.
-  bool grad_is_g[kMaxOperands] = {};      ///< The gradient is the output's, unchanged.
   /// Of a gradient g * f, f of the other operands alone: the row of g and f.
   const OpDef* times = nullptr;
 };
@@ -74,10 +69,11 @@ void pointwise_run(OpCall& c);
 void pointwise_vjp(VjpCall& v);
 /// Of a gradient that is linear in g, its last given operand, and uses no other tensor.
 void linear_vjp(VjpCall& v);
-/// What Result makes of the operands' common dtype: the results'.
+/// The results' dtype, but for masks: the operands' common one, float32 for integers that the row
+/// is not instantiated for.
 DType pointwise_dtype(const OpCall& c);
-/// The dtype of the arithmetic: compute_type of what Result makes of the common dtype, and int64
-/// where an operand may hold what int32 does not. Looks at dtypes, dims and numbers only.
+/// The dtype of the arithmetic: compute_type of that, and int64 where an operand may hold what
+/// int32 does not. Looks at dtypes, dims and numbers only.
 DType pointwise_compute_dtype(const OpCall& c);
 /// Makes of numbers that an integer dtype does not hold what the row wants (Beyond). To be called
 /// before dispatch, so that a recorded call has the words that are computed with.
@@ -145,8 +141,8 @@ PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
   return info;
 }
 
-/// A pointwise row. Gradients, if any, are given for the first inputs in order; an input without
-/// one gets none (integers, attributes).
+/// A pointwise row, which makes float32 of integers. Gradients, if any, are given for the first
+/// inputs in order; an input without one gets none (integers, attributes).
 class PointwiseOp : public OpDef {
  public:
   template <class F, class... G>
@@ -155,8 +151,6 @@ class PointwiseOp : public OpDef {
 
   PointwiseInfo info;
   PointwiseLoop direct[kNumDTypes] = {};  ///< Of operands that have all this dtype.
-  DType direct_out[kNumDTypes] = {};
-  uint8_t direct_bytes[kNumDTypes] = {};  ///< Of an element of the output.
 
  protected:
   template <bool Numbers, class F, class... G>

@@ -34,11 +34,8 @@ void set_place(PointwiseOperand& o, int place, const TensorImpl& shape, int ndim
     o.stride[ndim - place] = 1;
     return;
   }
-  int64_t stride = 1;
-  for (int d = shape.ndim - 1; d >= 0; --d) {
-    o.stride[d] = stride;
-    stride *= shape.sizes[d];
-  }
+  const IntList strides = contiguous_strides(shape.size_list());
+  std::copy(strides.begin(), strides.end(), o.stride);
 }
 
 bool same_layout(const TensorImpl& a, const TensorImpl& b) {
@@ -68,7 +65,7 @@ int64_t pointwise_scratch(const OpCall& c) {
   return bytes;
 }
 
-bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
+bool pointwise_iteration(const OpCall& c, Iteration& it) {
   const TensorImpl& first = *c.out[0].impl();
   if (first.numel == 0) return false;
   it.info = c.op->pointwise;
@@ -88,8 +85,8 @@ bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies) {
       continue;
     }
     if (overwriter(c, *t)) {
-      copies[i] = copied(*t, t->dtype);
-      t = copies[i].impl();
+      it.copies[i] = copied(*t, t->dtype);
+      t = it.copies[i].impl();
     }
     set_tensor(o, *t, it.ndim);
   }

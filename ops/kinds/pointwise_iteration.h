@@ -6,10 +6,6 @@
 
 namespace brrr {
 
-/// An operand lies across the walk where elements that follow each other are so many apart in it,
-/// and so many rows one after the other have elements side by side: less is not worth a block.
-inline constexpr int64_t kAcrossApart = 8, kAcrossRows = 16;
-
 inline constexpr int kMostPointwise = kMaxOperands + kMaxOutputs;
 
 struct PointwiseOperand {
@@ -30,6 +26,8 @@ struct Iteration {
   int64_t numel;
   int64_t size[kMaxDims];
   PointwiseOperand operands[kMostPointwise];  ///< Outputs, then inputs.
+  /// What stands in for inputs that share memory with an output in another layout.
+  Tensor copies[kMaxOperands];
   int count() const { return n_out + n_in; }
   /// What the loop sees of operand k.
   DType loop_type(int k) const {
@@ -39,9 +37,8 @@ struct Iteration {
 };
 
 /// Fills `it`; false if there is nothing to do. Larger strides of the output are outside,
-/// neighbours that every operand walks alike are one dim. `copies` keeps what stands in for inputs
-/// that share memory with an output in another layout.
-bool pointwise_iteration(const OpCall& c, Iteration& it, Tensor* copies);
+/// neighbours that every operand walks alike are one dim.
+bool pointwise_iteration(const OpCall& c, Iteration& it);
 /// Of those copies.
 int64_t pointwise_scratch(const OpCall& c);
 

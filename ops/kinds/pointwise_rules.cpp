@@ -11,9 +11,8 @@ namespace brrr {
 
 static int category(DType t) { return is_floating(t) ? 2 : t == kBool ? 0 : 1; }
 
-// The dtype that a call's operands promote to, before Result is applied. PyTorch's rule: tensors
-// with dims decide within their category; 0-d tensors, then numbers, only raise the category (bool
-// < integer < floating).
+// The dtype that a call's operands promote to. PyTorch's rule: tensors with dims decide within
+// their category; 0-d tensors, then numbers, only raise the category (bool < integer < floating).
 static DType common_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   const auto takes_part = [&](int i) {
@@ -43,11 +42,8 @@ static DType common_dtype(const OpCall& c) {
 }
 
 DType pointwise_dtype(const OpCall& c) {
-  const PointwiseInfo& info = *c.op->pointwise;
   const DType common = common_dtype(c);
-  if (is_floating(common)) return common;
-  const bool to_float = info.traits.result == Result::Float || !info.loop(kInt64);
-  return to_float ? kFloat32 : common;
+  return is_floating(common) || c.op->pointwise->loop(kInt64) ? common : kFloat32;
 }
 
 // Whether an operand of integer arithmetic may be beyond int32: a number, one that varies in a
@@ -84,12 +80,6 @@ void settle_numbers(OpCall& c) {
   }
 }
 
-// What the call is to make: the words behind its numbers.
-static IntList made_sizes(const OpCall& c) {
-  const uint32_t kinds = c.attrs.kinds;
-  return c.attrs.list(std::popcount((kinds | kinds >> 1) & 0x55555555u));
-}
-
 void pointwise_infer(OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   BRRR_CHECK(c.n_in == info.n_in, "{}: takes {} operands, got {}", c.op->name, info.n_in, c.n_in);
@@ -103,7 +93,9 @@ void pointwise_infer(OpCall& c) {
   }
   const Device made{static_cast<DeviceType>(c.attrs.device), 0};
   const Device where = c.into ? c.out[0].device() : first ? first->device : made;
-  if (const IntList sizes = made_sizes(c); sizes.size() > 0) shape = sizes;
+  // What the call is to make: the words behind its numbers.
+  const int numbers = std::popcount((c.attrs.kinds | c.attrs.kinds >> 1) & 0x55555555u);
+  if (c.attrs.n > numbers) shape = c.attrs.list(numbers);
   check_devices(c, where);
   const DType dtype = pointwise_dtype(c);
   for (int i = 0; info.traits.no_bool && i < c.n_in; ++i) {

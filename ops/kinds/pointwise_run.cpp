@@ -297,8 +297,7 @@ bool run_small(const OpCall& c) {
 void pointwise_run(OpCall& c) {
   if (run_small(c)) return;
   Iteration it;
-  Tensor copies[kMaxOperands];
-  if (!pointwise_iteration(c, it, copies)) return;
+  if (!pointwise_iteration(c, it)) return;
   it.compute = loop_dtype(c);
   it.loop = it.info->loop(it.compute);
   alignas(64) Splat splats[kMaxOperands];

@@ -8,7 +8,6 @@
 #include "core/check.h"
 #include "ops/vocabulary/convert.h"
 #include "ops/kinds/composite.h"
-#include "ops/kinds/pointwise_iteration.h"
 #include "ops/kinds/reduction_layout.h"
 #include "ops/view_ops.h"
 
@@ -128,6 +127,7 @@ constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks 
 
 // What is reduced, with the CPU's kernels and the addresses of the results.
 struct Layout : ReductionLayout {
+  using ReductionLayout::ReductionLayout;
   const ReductionKernels* kernels;
   const ReductionFolds* fold;  // The kernels' folds of elements, or of results.
   char* acc;                   // Results in the compute type...
@@ -238,19 +238,6 @@ void drive_rows(Layout& l) {
   });
 }
 
-// to[cols] = at most a block of rows, which lie as they are.
-void run_block(const Layout& l, const ColumnPart& p, Tile& tile, char* to) {
-  if (l.folds_in_place()) {
-    return l.fold->columns(l.at(p.row, p.col), l.row_stride, p.rows, p.cols, true, to);
-  }
-  const int64_t step = tile.most / kColumnTile;
-  for (int64_t r = 0; r < p.rows; r += step) {
-    const int64_t m = std::min(step, p.rows - r);
-    tile.load(l, p.row + r, m, p.col, p.cols, p.cols);
-    l.fold->columns(tile.data, p.cols, m, p.cols, r == 0, to);
-  }
-}
-
 // to[cols] = the part's blocks one after the other. Of columns that lie along the memory many
 // blocks are read at once.
 void run_columns(const Layout& l, ColumnPart p, char* to) {
@@ -258,17 +245,24 @@ void run_columns(const Layout& l, ColumnPart p, char* to) {
   Tile tile(l);
   const int64_t begin = p.row, end = p.row + p.rows;
   const int64_t together = tile.most / p.cols / kReduceBlock * kReduceBlock;
+  const int64_t step = tile.most / kColumnTile;
   for (; p.row < end; p.row += kReduceBlock) {
     char* const sum = p.row == begin ? to : block;
     p.rows = std::min(kReduceBlock, end - p.row);
-    if (l.across) {
+    if (l.folds_in_place()) {
+      l.fold->columns(l.at(p.row, p.col), l.row_stride, p.rows, p.cols, true, sum);
+    } else if (l.across) {
       const int64_t at = (p.row - begin) % together;
       if (at == 0) {
         tile.load(l, p.row, std::min(together, end - p.row), p.col, p.cols, p.cols);
       }
       l.fold->columns(tile.data + at * p.cols * l.width(), p.cols, p.rows, p.cols, true, sum);
     } else {
-      run_block(l, p, tile, sum);
+      for (int64_t r = 0; r < p.rows; r += step) {
+        const int64_t m = std::min(step, p.rows - r);
+        tile.load(l, p.row + r, m, p.col, p.cols, p.cols);
+        l.fold->columns(tile.data, p.cols, m, p.cols, r == 0, sum);
+      }
     }
     if (sum == block) l.kernels->results.columns(block, 0, 1, p.cols, false, to);
   }
@@ -316,8 +310,7 @@ void drive_columns(const Layout& l) {
 int64_t reduction_scratch(const OpCall& c) {
   const TensorImpl& y = *c.out[0].impl();
   if (y.numel == 0) return 0;
-  ReductionLayout l;
-  set_layout(l, c);
+  const ReductionLayout l(c);
   const auto item = static_cast<int64_t>(itemsize(l.compute));
   int64_t bytes = y.dtype != l.compute ? scratch_for(y.numel, item) : 0;
   if (l.cols) {
@@ -334,8 +327,7 @@ int64_t reduction_scratch(const OpCall& c) {
 void reduction_run(OpCall& c) {
   const TensorImpl& y = *c.out[0].impl();
   if (y.numel == 0) return;
-  Layout l;
-  set_layout(l, c);
+  Layout l(c);
   l.base = c.in[0]->data();
   l.kernels = &c.op->reduction->kernels[compute_index(l.compute)];
   l.fold = &l.kernels->elements;

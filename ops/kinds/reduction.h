@@ -44,7 +44,6 @@ struct ReductionTraits {
   bool needs_elements = false;  ///< Reducing nothing is an error, not init.
   bool saves_input = false;     ///< The gradient reads x.
   bool saves_output = false;    ///< The gradient reads y.
-  double lo = -2.0, hi = 2.0;   ///< Where tests sample the elements.
 };
 
 /// What a gradient sees. y and g have the reduced dims kept with size 1; the result may be of any
@@ -96,7 +95,7 @@ void reduction_vjp(VjpCall& v);
 inline int reduced_dim(const Attrs& a) {
   return std::countr_zero(static_cast<uint64_t>(a.as<ReductionAttrs>().mask));
 }
-/// The dtype a row computes in for inputs of dtype `t`; throws when it has no kernel for it.
+/// The dtype a row computes in for the input x; throws when it has no kernel for it.
 DType reduction_compute_dtype(const OpDef& op, const TensorImpl& x);
 /// The mask of `dims` of x, all if there are none; throws on repeated and out-of-range dims.
 int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims);
@@ -141,6 +140,13 @@ template <class V> [[gnu::always_inline]] inline void put(Lane<V>* p, V v, int l
     vx::store(p, v);
   else
     vx::store_n(p, v, lanes);
+}
+
+/// f(i, lanes) for all vectors of a row.
+template <class F> void map_row(int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) f(i, 16);
+  if (i < n) f(i, static_cast<int>(n - i));
 }
 
 // Flat: where a vector takes several registers g++ 12 would call a long combine, such as that of
@@ -197,14 +203,12 @@ template <class Init, class Map, class Combine, class V>
   }
 }
 
-template <class Finish, class V> void reduce_finish(void* acc, int64_t n, int64_t count) {
-  const Num<V> elements = count;
-  auto* a = static_cast<Lane<V>*>(acc);
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) vx::store(a + i, Finish{}(Num<V>(vx::load(a + i)), elements).v);
-  if (i == n) return;
-  const int lanes = static_cast<int>(n - i);
-  vx::store_n(a + i, Finish{}(Num<V>(vx::load_n(a + i, lanes)), elements).v, lanes);
+template <class Finish, class V>
+[[gnu::flatten]] void reduce_finish(void* acc, int64_t n, int64_t count) {
+  auto* const a = static_cast<Lane<V>*>(acc);
+  map_row(n, [a, elements = Num<V>(count)](int64_t i, int lanes) {
+    put<V>(a + i, Finish{}(Num<V>(take<V>(a + i, lanes)), elements).v, lanes);
+  });
 }
 
 template <class Init, class Map, class Combine, class Finish>

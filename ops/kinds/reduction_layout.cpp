@@ -75,37 +75,29 @@ IntList in_order(const int64_t* of, const IntList& order) {
 
 }  // namespace
 
-static void set_layout(ReductionLayout& l, const OpCall& c, IntList& order) {
+ReductionLayout::ReductionLayout(const OpCall& c)
+    : compute(reduction_compute_dtype(*c.op, *c.in[0])),
+      dtype(c.in[0]->dtype),
+      count(c.in[0]->numel / c.out[0].numel()) {
   const TensorImpl& x = *c.in[0];
-  l.compute = reduction_compute_dtype(*c.op, x);
-  l.dtype = x.dtype;
-  l.count = x.numel / c.out[0].numel();
   if (x.numel == 0) return;
   const Runs runs = choose_order(x, c.attrs.as<ReductionAttrs>().mask, order);
-  set_extents(l, runs);
-  l.direct = runs.direct;
-  l.across = !order.empty() && x.strides[order[order.size() - 1]] != 1;
-  if (l.direct) return;
-  l.elements = std::make_shared<StridedMatrix>(x.dtype, in_order(x.sizes, order),
-                                               in_order(x.strides, order), runs.before_last);
-}
-
-void set_layout(ReductionLayout& l, const OpCall& c) {
-  IntList order;
-  set_layout(l, c, order);
+  set_extents(*this, runs);
+  direct = runs.direct;
+  across = !order.empty() && x.strides[order.back()] != 1;
+  if (direct) return;
+  elements = std::make_shared<StridedMatrix>(x.dtype, in_order(x.sizes, order),
+                                             in_order(x.strides, order), runs.before_last);
 }
 
 ReductionLayout direct_layout(const OpCall& c) {
   const TensorImpl& x = *c.in[0];
-  ReductionLayout l;
-  IntList order;
-  set_layout(l, c, order);
+  ReductionLayout l(c);
   l.base = x.data();
   if (l.direct) return l;
-  l.copy = copied(*tensor_on(*x.storage, x.dtype, in_order(x.sizes, order),
-                             in_order(x.strides, order), x.offset)
-                       .impl(),
-                  l.compute);
+  const Tensor ordered = tensor_on(*x.storage, x.dtype, in_order(x.sizes, l.order),
+                                   in_order(x.strides, l.order), x.offset);
+  l.copy = copied(*ordered.impl(), l.compute);
   l.direct = true;
   l.dtype = l.compute;
   l.base = l.copy.impl()->data();

@@ -11,20 +11,21 @@ namespace brrr {
 /// (outer, rows, cols) reduced over `rows`, or, when `cols` is 0, (outer, rows) reduced over the
 /// latter. Strides are in elements; the innermost elements are adjacent where `direct`.
 struct ReductionLayout {
+  /// Of the call's input, all but `base`. Nothing is read.
+  explicit ReductionLayout(const OpCall& c);
   DType compute, dtype;  ///< Of the arithmetic, and of the elements in memory.
-  const char* base;
+  const char* base = nullptr;
   int64_t outer = 1, rows = 1, cols = 0;
   int64_t outer_stride = 0, row_stride = 0;
-  int64_t count = 1;  ///< Elements per output; 0 where the input is empty, and nothing else is set.
+  int64_t count;  ///< Elements per output; 0 where the input is empty, and nothing else is set.
   bool direct = true;
   bool across = false;  ///< The innermost elements are not adjacent.
+  IntList order;        ///< The input's dims, but for those of size 1, as they are walked.
   /// All elements where they are not direct: outer * rows by cols, or outer by rows.
   std::shared_ptr<const StridedMatrix> elements;
   Tensor copy;  ///< Keeps what `base` points to if they were brought into order.
 };
 
-/// Fills `l`, which is new, but for `base`. Nothing is read.
-void set_layout(ReductionLayout& l, const OpCall& c);
 /// All of it, direct: of a copy, where the elements' own order would not do.
 ReductionLayout direct_layout(const OpCall& c);
 

@@ -15,20 +15,18 @@ namespace {
 
 const RowInfo& info_of(const OpCall& c) { return *c.op->row; }
 
-bool is_shared(const RowOperand& o) { return o.kind == Operand::Weight || o.kind == Operand::Bias; }
 // x + -0 is x, whatever its sign.
 double absent_value(Operand o) { return o == Operand::Weight ? 1.0 : -0.0; }
 // What is absent but needed is made.
 bool is_filled(const RowInfo& info, const OpCall& c, const RowOperand& o) {
-  return is_shared(o) && !c.in[o.input] && info.uses >> o.input & 1;
+  return is_shared(o.kind) && !c.in[o.input] && info.uses >> o.input & 1;
 }
-bool is_result(const RowInfo& info, const OpCall& c, int k, RowResult kind) {
+bool is_result(const RowInfo& info, const OpCall& c, int k, Operand kind) {
   return k < c.n_out && info.results[static_cast<size_t>(k)] == kind;
 }
 int columns_of(const RowInfo& info, const OpCall& c) {
-  int n = 0;
-  for (int k = 0; k < c.n_out; ++k) n += is_result(info, c, k, RowResult::Column);
-  return n;
+  const auto begin = info.results.begin();
+  return static_cast<int>(std::count(begin, begin + c.n_out, Operand::Column));
 }
 int64_t row_blocks(const RowShape& s) {
   return std::max<int64_t>(1, (s.rows + kReduceBlock - 1) / kReduceBlock);
@@ -54,19 +52,13 @@ RowShape::RowShape(const OpCall& c) {
   dims = static_cast<int>(std::min<int64_t>(c.attrs.as<RowAttrs>().dims, x->ndim));
   for (int d = 0; d < x->ndim; ++d) (d < x->ndim - dims ? rows : n) *= x->sizes[d];
 }
-IntList RowShape::row() const {
-  const IntList all = x->size_list();
-  return {all.end() - dims, static_cast<size_t>(dims)};
-}
-IntList RowShape::sizes(RowResult kind) const {
-  return kind == RowResult::Each     ? x->size_list()
-         : kind == RowResult::PerRow ? numbers()
-         : kind == RowResult::Column ? row()
-                                     : IntList{};
-}
-IntList RowShape::numbers() const {
+IntList RowShape::sizes(Operand kind) const {
   IntList all = x->size_list();
-  for (int d = 0; d < dims; ++d) all[x->ndim - 1 - d] = 1;
+  int64_t* const row = all.end() - dims;
+  if (kind == Operand::Number) return {};
+  if (kind == Operand::Id) return {x->sizes, static_cast<size_t>(x->ndim - dims)};
+  if (is_shared(kind)) return {row, static_cast<size_t>(dims)};
+  if (kind == Operand::PerRow) std::fill(row, all.end(), 1);
   return all;
 }
 
@@ -77,40 +69,32 @@ std::string RowInfo::name_of(int k) const {
   return i < names.size() ? names[i] : fmt::format("operand {}", k);
 }
 
+// What an operand of another shape should be: the end of a message.
+static std::string expected(const RowShape& s, Operand kind, const std::string& operand) {
+  const std::string x = describe(s.x), sizes = to_string(s.sizes(kind));
+  if (kind == Operand::Each) return fmt::format(" and x is {}; reshape or expand one", x);
+  if (kind == Operand::Number) return ", but takes a single number; reshape it to {}";
+  if (kind == Operand::Id) return fmt::format(", but takes an int64 id for each row of {}", x);
+  if (kind == Operand::PerRow) {
+    return fmt::format(", but takes a number for each row of {}, {}; reshape it", x, sizes);
+  }
+  return fmt::format(
+      ", but the normalized shape of {} is {}; give one {} for each normalized element", x, sizes,
+      operand);
+}
+
 static void check_operand(const OpCall& c, const RowShape& s, int k) {
   const RowInfo& info = info_of(c);
   const RowOperand& o = info.operands[static_cast<size_t>(k)];
   if (o.kind == Operand::Scalar) return;
   const TensorImpl* t = c.in[o.input];
-  BRRR_CHECK(t || is_shared(o) || !(info.uses >> o.input & 1),
+  BRRR_CHECK(t || is_shared(o.kind) || !(info.uses >> o.input & 1),
              "{}: {} is undefined; assign a tensor first", c.op->name, info.name_of(k));
   if (!t || (t == s.x && o.kind == Operand::Each)) return;
-  if (is_shared(o)) {
-    BRRR_CHECK(t->size_list() == s.row(),
-               "{}: {} is {}, but the normalized shape of {} is {}; give one {} for each "
-               "normalized element",
-               c.op->name, info.name_of(k), describe(t), describe(s.x), to_string(s.row()),
-               info.name_of(k));
-  } else if (o.kind == Operand::Each) {
-    BRRR_CHECK(t->size_list() == s.x->size_list(),
-               "{}: {} is {} and x is {}; reshape or expand one", c.op->name, info.name_of(k),
-               describe(t), describe(s.x));
-  } else if (o.kind == Operand::PerRow) {
-    BRRR_CHECK(t->size_list() == s.numbers(),
-               "{}: {} is {}, but takes a number for each row of {}, {}; reshape it", c.op->name,
-               info.name_of(k), describe(t), describe(s.x), to_string(s.numbers()));
-  } else if (o.kind == Operand::Number) {
-    BRRR_CHECK(t->ndim == 0, "{}: {} is {}, but takes a single number; reshape it to {{}}",
-               c.op->name, info.name_of(k), describe(t));
-  } else if (o.kind == Operand::Id) {
-    const IntList all = s.x->size_list();
-    BRRR_CHECK(t->dtype == kInt64 &&
-                   t->size_list() == IntList(all.begin(), static_cast<size_t>(all.size() - s.dims)),
-               "{}: {} is {}, but takes an int64 id for each row of {}", c.op->name,
-               info.name_of(k), describe(t), describe(s.x));
-    return;
-  }
-  BRRR_CHECK(is_floating(t->dtype) && compute_type(t->dtype) == compute_type(s.x->dtype),
+  const bool id = o.kind == Operand::Id;
+  BRRR_CHECK(t->size_list() == s.sizes(o.kind) && (!id || t->dtype == kInt64), "{}: {} is {}{}",
+             c.op->name, info.name_of(k), describe(t), expected(s, o.kind, info.name_of(k)));
+  BRRR_CHECK(id || (is_floating(t->dtype) && compute_type(t->dtype) == compute_type(s.x->dtype)),
              "{}: {} is {} and x is {}; convert one with to(dtype)", c.op->name, info.name_of(k),
              describe(t), describe(s.x));
 }
@@ -171,8 +155,9 @@ constexpr int64_t kBlockBytes = 32 << 10;
 int64_t row_block(const OpCall& c, const RowShape& s, DType compute) {
   const RowInfo& info = info_of(c);
   int64_t own = 0, shared = columns_of(info, c);  // What has elements, of a row or for all.
-  for (const RowOperand& o : info.operands) own += o.kind == Operand::Each, shared += is_shared(o);
-  for (int k = 0; k < c.n_out; ++k) own += is_result(info, c, k, RowResult::Each);
+  for (const RowOperand& o : info.operands)
+    own += o.kind == Operand::Each, shared += is_shared(o.kind);
+  for (int k = 0; k < c.n_out; ++k) own += is_result(info, c, k, Operand::Each);
   const auto line = std::max<int64_t>(1, s.n * static_cast<int64_t>(itemsize(compute)));
   return std::clamp<int64_t>((kBlockBytes / line - shared) / std::max<int64_t>(own, 1), 1,
                              kRowBlock);
@@ -197,7 +182,7 @@ void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType
                    if (columns) std::memset(own, 0, static_cast<size_t>(columns * bytes));
                    void* to[kMaxOutputs];
                    for (int o = 0; o < kMaxOutputs; ++o) {
-                     const bool sums = is_result(info, c, o, RowResult::Column);
+                     const bool sums = is_result(info, c, o, Operand::Column);
                      to[o] = sums ? std::exchange(own, own + bytes) : out[o];
                    }
                    const int64_t last = std::min((k + 1) * unit, s.rows);
@@ -209,7 +194,7 @@ void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType
   const auto add_blocks = compute == kFloat64 ? kAddBlocks<vx::f64> : kAddBlocks<vx::f32>;
   const char* from = part;
   for (int o = 0; o < c.n_out; ++o) {
-    if (!is_result(info, c, o, RowResult::Column)) continue;
+    if (!is_result(info, c, o, Operand::Column)) continue;
     add_blocks(from, columns * s.n, units, s.n, true, out[o]);
     from += bytes;
   }
@@ -262,7 +247,7 @@ RowTensor row_tensor(const OpCall& c, const Tensor* in, int k) {
     r.t = number(c.attrs.d(o.word));
   } else if (in[o.input].defined()) {
     r.t = widened(in[o.input]);
-  } else if (is_shared(o)) {
+  } else if (is_shared(o.kind)) {
     r.t = number(absent_value(o.kind));
   }
   return r;
@@ -316,8 +301,6 @@ void RowOp::finish() {
   scratch = row_scratch;
   decompose = row_decompose;
   row = &info;
-  saves_inputs = ~0u;  // For the decomposition's gradient,
-  grad_aliases = ~0u;  // which may share memory with what it is not known.
   for (const RowOperand& o : info.operands) {
     if (o.kind == Operand::Id) check_values = row_check_values;
   }

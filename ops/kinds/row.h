@@ -29,7 +29,7 @@ template <class V, Operand O> auto operand(const RowSource& s, int k, int64_t fi
     return Elements<V>(p + first * s.n, &b);
   else if constexpr (O == Operand::PerRow)
     return PerRow<V>(p + first, &b);
-  else if constexpr (O == Operand::Weight || O == Operand::Bias)
+  else if constexpr (is_shared(O))
     return Elements<V, true>(p, &b);
   else if constexpr (O == Operand::Number)
     return Number<V>(p ? *p : Lane<V>(0));
@@ -41,13 +41,13 @@ template <class V, Operand O> auto operand(const RowSource& s, int k, int64_t fi
 
 template <class R> inline constexpr bool kIsColumns = false;
 template <class E> inline constexpr bool kIsColumns<Columns<E>> = true;
-template <class R> constexpr RowResult result_kind() {
+template <class R> constexpr Operand result_kind() {
   if constexpr (kIsColumns<R>)
-    return RowResult::Column;
+    return Operand::Column;
   else
-    return R::level == Level::Element ? RowResult::Each
-           : R::level == Level::Row   ? RowResult::PerRow
-                                      : RowResult::Number;
+    return R::level == Level::Element ? Operand::Each
+           : R::level == Level::Row   ? Operand::PerRow
+                                      : Operand::Number;
 }
 
 // The sums over all rows that an expression is made of: how many there are, and f(each).
@@ -73,35 +73,30 @@ template <class F, Operand... O> struct RowKernels {
   using Results =
       decltype(results<V>(std::declval<const RowSource&>(), 0, std::declval<Block<V>&>()));
   static constexpr size_t kResults = std::tuple_size_v<Results<vx::f32>>;
-  template <size_t K>
-  static constexpr RowResult kind = result_kind<std::tuple_element_t<K, Results<vx::f32>>>();
   static constexpr auto kAll = std::make_index_sequence<kResults>{};
-  static constexpr auto kKinds = []<size_t... K>(std::index_sequence<K...>) {
-    return std::array{kind<K>...};
-  }
-  (kAll);
+  static constexpr auto kKinds = []<class... R>(std::type_identity<std::tuple<R...>>) {
+    return std::array{result_kind<R>()...};
+  }(std::type_identity<Results<vx::f32>>{});
   static constexpr int kTotals = lanes::kTotals<Results<vx::f32>>;
 
   // The first result of elements: what its rows are written to may hold other elements before.
-  template <class V, size_t... K>
-  static Lane<V>* spare(void* const* out, int64_t at, std::index_sequence<K...>) {
-    Lane<V>* found = nullptr;
-    ((found = !found && kind<K> == RowResult::Each && out[K] ? static_cast<Lane<V>*>(out[K]) + at
-                                                             : found),
-     ...);
-    return found;
+  template <class V> static Lane<V>* spare(void* const* out, int64_t at) {
+    for (size_t k = 0; k < kResults; ++k) {
+      if (kKinds[k] == Operand::Each && out[k]) return static_cast<Lane<V>*>(out[k]) + at;
+    }
+    return nullptr;
   }
 
   template <class V>
   [[gnu::flatten]] static void block(const RowSource& s, int64_t first, int64_t rows,
                                      void* const* out) {
-    Block<V> b(rows, s.n, spare<V>(out, first * s.n, kAll));
+    Block<V> b(rows, s.n, spare<V>(out, first * s.n));
     const auto r = results<V>(s, first, b);
     int total = 0;
     [&]<size_t... K>(std::index_sequence<K...>) {
       (across<K>(std::get<K>(r), s, first, rows, out, total), ...);
-      const bool kept = (elements_kept(std::get<K>(r)) && ...);
-      if constexpr ((has_chain<std::tuple_element_t<K, Results<V>>>() || ...)) {
+      const bool kept = (std::get<K>(r).kept() && ...);
+      if constexpr ((std::tuple_element_t<K, Results<V>>::chain || ...)) {
         if (!kept) return store<V, false>(r, s.n, first, rows, out, kAll);
       }
       store<V, true>(r, s.n, first, rows, out, kAll);
@@ -121,30 +116,13 @@ template <class F, Operand... O> struct RowKernels {
   }
 
  private:
-  template <class R> static const auto& elements(const R& r) {
-    if constexpr (kIsColumns<R>)
-      return r.x;
-    else
-      return r;
-  }
-  template <class R> static constexpr bool has_chain() {
-    using E = std::decay_t<decltype(elements(std::declval<const R&>()))>;
-    return E::level == Level::Element && E::chain;
-  }
-  template <class R> static bool elements_kept(const R& r) {
-    if constexpr (has_chain<R>())
-      return elements(r).kept();
-    else
-      return true;
-  }
-
   // Numbers of the rows, and what is summed over them.
   template <size_t K, class R>
   static void across(const R& r, const RowSource& s, int64_t first, int64_t rows, void* const* out,
                      int& total) {
-    if constexpr (kind<K> == RowResult::PerRow) {
+    if constexpr (kKinds[K] == Operand::PerRow) {
       if (out[K]) put_numbers(r, out[K], first, rows);
-    } else if constexpr (kind<K> == RowResult::Number) {
+    } else if constexpr (kKinds[K] == Operand::Number) {
       for_totals(r, [&](const auto& t) { put_numbers(t.x, s.totals[total++], first, rows); });
     }
   }
@@ -158,7 +136,7 @@ template <class F, Operand... O> struct RowKernels {
   }
   template <class V, size_t K, class R>
   static void finish_one(const R& r, const RowSource& s, void* const* out, int& total) {
-    if constexpr (kind<K> == RowResult::Number) {
+    if constexpr (kKinds[K] == Operand::Number) {
       for_totals(r, [&](const auto& t) {
         const auto* from = static_cast<const Lane<V>*>(s.totals[total++]);
         t.sum = vx::splat(
@@ -172,16 +150,16 @@ template <class F, Operand... O> struct RowKernels {
     int at(int64_t, int) const { return 0; }
   };
   template <size_t K, bool Kept, class R> static auto bind(const R& r, int64_t row, int64_t n) {
-    if constexpr (kind<K> == RowResult::Each || kind<K> == RowResult::Column)
-      return elements(r).template bind<Kept>(row, n);
+    if constexpr (kKinds[K] == Operand::Each || kKinds[K] == Operand::Column)
+      return r.template bind<Kept>(row, n);
     else
       return Nothing{};
   }
   template <class V, size_t K, class X>
   [[gnu::always_inline]] static void store_one(const X& x, Lane<V>* to, int64_t i, int lanes) {
-    if constexpr (kind<K> == RowResult::Each) {
+    if constexpr (kKinds[K] == Operand::Each) {
       if (K == 0 || to) put<V>(to + i, x.v, lanes);
-    } else if constexpr (kind<K> == RowResult::Column) {
+    } else if constexpr (kKinds[K] == Operand::Column) {
       if (to) put<V>(to + i, take<V>(to + i, lanes) + x.v, lanes);
     }
   }
@@ -190,10 +168,10 @@ template <class F, Operand... O> struct RowKernels {
   template <class V, bool Kept, class R, size_t... K>
   [[gnu::flatten]] static void store(const R r, int64_t n, int64_t first, int64_t rows,
                                      void* const* out, std::index_sequence<K...>) {
-    if constexpr (((kind<K> == RowResult::Each || kind<K> == RowResult::Column) || ...)) {
+    if constexpr (((kKinds[K] == Operand::Each || kKinds[K] == Operand::Column) || ...)) {
       Lane<V>* to[] = {static_cast<Lane<V>*>(out[K])...};
       const auto move = [&](int64_t by) {
-        ((to[K] += kind<K> == RowResult::Each && to[K] ? by : 0), ...);
+        ((to[K] += kKinds[K] == Operand::Each && to[K] ? by : 0), ...);
       };
       move(first * n);
       for (int64_t row = 0; row < rows; ++row) {
@@ -272,7 +250,7 @@ class RowOp : public OpDef {
     info.totals = Kernels::kTotals;
     info.loops[0].block = Kernels::template block<vx::f32>;
     info.loops[1].block = Kernels::template block<vx::f64>;
-    if constexpr (std::ranges::count(Kernels::kKinds, RowResult::Number) > 0) {
+    if constexpr (std::ranges::count(Kernels::kKinds, Operand::Number) > 0) {
       info.loops[0].finish = Kernels::template finish<vx::f32>;
       info.loops[1].finish = Kernels::template finish<vx::f64>;
     }
@@ -289,13 +267,13 @@ class RowOp : public OpDef {
       // Lives as long as its row: for ever.
       auto* gradient = new RowOp(std::string(name) + "_backward", doc);
       [&]<size_t... K>(std::index_sequence<K...>) {
-        constexpr Operand own = as_operand(Kernels::template kind<0>);
-        using Gradients = lanes::RowKernels<G, O..., as_operand(Kernels::template kind<K>)..., own>;
+        constexpr Operand own = Kernels::kKinds[0];
+        using Gradients = lanes::RowKernels<G, O..., Kernels::kKinds[K]..., own>;
         static_assert(Gradients::kResults <= ((O != Operand::Scalar) + ...),
                       "a row op's lambdas return no more gradients than it has operands");
         static_assert(Gradients::kResults <= kMaxOutputs,
                       "a row op's lambdas return at most four gradients");
-        gradient->define<G, O..., as_operand(Kernels::template kind<K>)..., own>();
+        gradient->define<G, O..., Kernels::kKinds[K]..., own>();
       }
       (Kernels::kAll);
       attach(gradient);
@@ -303,41 +281,33 @@ class RowOp : public OpDef {
   }
   void attach(RowOp* gradient);
 
-  template <class R> static auto as_vector(const R& results) {
-    return std::apply([](const auto&... r) { return std::vector{r...}; }, as_tuple(results));
-  }
-  /// The results of F over the operands, `operand<kind>(k)` being the k-th.
-  template <class F, Operand... O, class X> static auto results(const X& operand) {
+  /// The results of F over the operands, the k-th being value(k), or of an Id id(k).
+  template <class F, Operand... O, class X, class Ids>
+  static auto results(const X& value, const Ids& id) {
+    const auto operand = [&]<Operand Kind>(int k) {
+      if constexpr (Kind == Operand::Id)
+        return id(k);
+      else
+        return value(k);
+    };
     return [&]<size_t... K>(std::index_sequence<K...>) {
-      return as_vector(F{}(operand.template operator()<O>(static_cast<int>(K))...));
+      return std::apply([](const auto&... r) { return std::vector{r...}; },
+                        as_tuple(F{}(operand.template operator()<O>(static_cast<int>(K))...)));
     }
     (std::make_index_sequence<sizeof...(O)>{});
   }
   template <class F, Operand... O>
   static std::vector<RowTensor> tensors(const OpCall& c, const Tensor* in) {
-    return results<F, O...>([&]<Operand Kind>(int k) {
-      if constexpr (Kind == Operand::Id)
-        return row_tensor_ids(c, in, k);
-      else
-        return row_tensor(c, in, k);
-    });
+    return results<F, O...>([&](int k) { return row_tensor(c, in, k); },
+                            [&](int k) { return row_tensor_ids(c, in, k); });
   }
   template <class F, Operand... O>
   static std::vector<RowNumbers> oracle(const RowNumbers* in, const RowNumberIds* ids) {
-    return results<F, O...>([&]<Operand Kind>(int k) {
-      if constexpr (Kind == Operand::Id)
-        return ids[k];
-      else
-        return in[k];
-    });
+    return results<F, O...>([&](int k) { return in[k]; }, [&](int k) { return ids[k]; });
   }
   template <class F, Operand... O> static std::vector<int> symbols(const int* operands) {
-    const auto made = results<F, O...>([&]<Operand Kind>(int k) {
-      if constexpr (Kind == Operand::Id)
-        return RowSymIds{operands[k]};
-      else
-        return RowSym{Sym(operands[k])};
-    });
+    const auto made = results<F, O...>([&](int k) { return RowSym{Sym(operands[k])}; },
+                                       [&](int k) { return RowSymIds{operands[k]}; });
     std::vector<int> ids;
     for (const RowSym& r : made) ids.push_back(r.s.id);
     return ids;

@@ -5,12 +5,10 @@
 namespace brrr {
 
 static std::string name_of_input(const RowInfo& info, int input) {
-  int k = 0;
-  while (info.operands[static_cast<size_t>(k)].kind == Operand::Scalar ||
-         info.operands[static_cast<size_t>(k)].input != input) {
-    ++k;
-  }
-  return info.name_of(k);
+  const auto at = std::ranges::find_if(info.operands, [&](const RowOperand& o) {
+    return o.kind != Operand::Scalar && o.input == input;
+  });
+  return info.name_of(static_cast<int>(at - info.operands.begin()));
 }
 
 // A lambda may give one number for all elements of a row, or of the call.
@@ -47,7 +45,7 @@ static void row_vjp(VjpCall& v) {
   if (!g.defined()) return;
   const OpDef& row = *info.gradient;
   TensorImpl* in[kMaxRowOperands + kMaxOutputs + 1];
-  Tensor held[kMaxRowOperands + kMaxOutputs];
+  Tensor held[kMaxOutputs];
   const int results = static_cast<int>(info.results.size());
   int last_wanted = 0;
   const uint64_t uses = info.gradient->row->uses | shape_bit(info);

@@ -8,7 +8,7 @@
 
 namespace brrr {
 
-/// What an operand of a row op is.
+/// What an operand of a row op is, or a result: the gradient lambda takes it as such an operand.
 enum class Operand : uint8_t {
   Each,    ///< Elements: a tensor of the rows' shape.
   PerRow,  ///< A number of each row: the rows' shape with 1 in the dims of the row.
@@ -18,18 +18,12 @@ enum class Operand : uint8_t {
   Scalar,  ///< A host number: an attribute word.
   Id,      ///< An int64 of each row, the place of an element; an attribute word is the id that
            ///< does not count.
+  Column = Weight,  ///< Of results: the sum over all rows of each of their elements.
 };
-/// How a result varies.
-enum class RowResult : uint8_t { Each, PerRow, Column, Number };
+/// Whether all rows have it in common.
+constexpr bool is_shared(Operand o) { return o == Operand::Weight || o == Operand::Bias; }
 
 template <Operand... O> struct Operands {};
-/// What the gradient lambda of a row with results R... takes beyond the operands.
-constexpr Operand as_operand(RowResult r) {
-  return r == RowResult::Each     ? Operand::Each
-         : r == RowResult::PerRow ? Operand::PerRow
-         : r == RowResult::Column ? Operand::Weight
-                                  : Operand::Number;
-}
 
 inline constexpr int kMaxRowOperands = 12;
 
@@ -60,7 +54,7 @@ struct RowOperand {
 };
 struct RowInfo {
   std::vector<RowOperand> operands;
-  std::vector<RowResult> results;
+  std::vector<Operand> results;
   uint64_t uses = 0;                ///< Bit i: the results depend on input i.
   int totals = 0;                   ///< Sums over all rows that its results are made of.
   std::vector<const char*> names;   ///< Of the first operands, for messages.
@@ -87,9 +81,8 @@ struct RowShape {
   int dims = 0;
   int64_t rows = 1, n = 1;
   explicit RowShape(const OpCall& c);
-  IntList row() const;      ///< Sizes of a row.
-  IntList numbers() const;  ///< Sizes of a number of each row.
-  IntList sizes(RowResult kind) const;
+  /// Of an operand that is a tensor, or of a result.
+  IntList sizes(Operand kind) const;
 };
 
 }  // namespace brrr

@@ -18,13 +18,6 @@ namespace brrr {
 
 inline constexpr int64_t kRowGrain = 1 << 15;  ///< Elements worth a thread.
 
-/// f(i, lanes) for all vectors of a row.
-template <class F> void map_row(int64_t n, const F& f) {
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) f(i, 16);
-  if (i < n) f(i, static_cast<int>(n - i));
-}
-
 template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
   Lane<V> sum;
   vx::fold_rows([&f](long) { return f; }, 1, n, V{}, [](V a, V b) { return a + b; }, &sum);
@@ -118,13 +111,5 @@ class DenseOutput {
   TensorImpl& out_;
   Tensor scratch_;
 };
-
-/// f(V{}) with the vector type that inputs of dtype `t` are computed in.
-template <class F> void with_vector(DType t, const F& f) {
-  if (t == kFloat64)
-    f(vx::f64{});
-  else
-    f(vx::f32{});
-}
 
 }  // namespace brrr

@@ -180,7 +180,12 @@ template <class E> inline constexpr bool kIsChain = false;
 template <class V, class F, class... A> inline constexpr bool kIsChain<Chain<V, F, A...>> = true;
 
 /// The sum over all rows of each column. A result only.
-template <class E> struct Columns { E x; };
+template <class E> struct Columns {
+  static constexpr bool chain = E::chain;
+  E x;
+  bool kept() const { return x.kept(); }
+  template <bool Kept> auto bind(int64_t r, int64_t n) const { return x.template bind<Kept>(r, n); }
+};
 /// The sum over all rows of a number of each, `k`-th of the results' totals.
 template <class V, class E> struct Total : Expression<V, Level::Number> {
   E x;

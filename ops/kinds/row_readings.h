@@ -64,12 +64,10 @@ struct RowTensor::Reading {
     return where(isnan(x.t), instead, x.t);
   }
   static RowTensor max(const RowTensor& x) {
-    constexpr double least = -__builtin_inf();
-    return x.t.numel() ? with(x, amax(numbers(x, least), x.along(), true)) : sum(x);
+    return x.t.numel() ? with(x, amax(numbers(x, -__builtin_inf()), x.along(), true)) : sum(x);
   }
   static RowTensor min(const RowTensor& x) {
-    constexpr double most = __builtin_inf();
-    return x.t.numel() ? with(x, amin(numbers(x, most), x.along(), true)) : sum(x);
+    return x.t.numel() ? with(x, amin(numbers(x, __builtin_inf()), x.along(), true)) : sum(x);
   }
   static double length(const RowTensor& x) { return static_cast<double>(x.n()); }
   static RowTensor number(const RowTensor& like, double v) {
@@ -111,7 +109,6 @@ struct RowNumbers {
   struct Reading;
   int64_t rows = 1, columns = 1, n = 1;  ///< n: of elements in a row.
   std::vector<double> v;
-  bool mask = false;
   double at(int64_t r, int64_t i) const {
     return v[static_cast<size_t>((rows > 1 ? r * columns : 0) + (columns > 1 ? i : 0))];
   }
@@ -165,23 +162,18 @@ struct RowNumbers::Reading {
   }
   // The first operand of a choice is a mask, and so are both of & and |.
   template <class F, class... A> static RowNumbers elementwise(const A&... a) {
-    bool mask = false;
-    RowNumbers y = each(std::max({a.rows...}), std::max({a.columns...}), std::max({a.n...}),
-                        [&](int64_t r, int64_t i) { return one<F>(mask, r, i, a...); });
-    y.mask = mask;
-    return y;
+    return each(std::max({a.rows...}), std::max({a.columns...}), std::max({a.n...}),
+                [&](int64_t r, int64_t i) { return one<F>(r, i, a...); });
   }
   template <class F, class A, class... B>
-  static double one(bool& mask, int64_t r, int64_t i, const A& a, const B&... b) {
+  static double one(int64_t r, int64_t i, const A& a, const B&... b) {
     constexpr bool logic = std::is_same_v<F, lifted::And> || std::is_same_v<F, lifted::Or>;
     constexpr bool first = logic || std::is_same_v<F, lifted::where>;
     const auto y = F{}(element<first>(a, r, i), element<logic>(b, r, i)...);
-    if constexpr (requires { y.m; }) {
-      mask = true;
+    if constexpr (requires { y.m; })
       return y.m;
-    } else {
+    else
       return y.v;
-    }
   }
   template <class F> static RowNumbers fold(const RowNumbers& x, double init) {
     return each(x.rows, 1, x.n, [&](int64_t r, int64_t) {

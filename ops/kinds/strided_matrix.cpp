@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/kinds/merge_dims.h"
-#include "ops/kinds/pointwise_iteration.h"
 #include "ops/vocabulary/convert.h"
 #include "ops/vocabulary/gemm_tile.h"
 

@@ -6,6 +6,9 @@
 
 namespace brrr {
 
+/// An operand lies across the walk where elements that follow each other are so many apart in it,
+/// and so many rows one after the other have elements side by side: less is not worth a block.
+inline constexpr int64_t kAcrossApart = 8, kAcrossRows = 16;
 /// Of a tensor that lies across what is read: to[r * pitch + i] = from[i * stride + r], for `rows`
 /// (a block's: rows * n is at most kAcrossBlock) and n of them, in compute type `ct`.
 void load_across(DType ct, char* to, int64_t pitch, DType dtype, const char* from, int64_t stride,
@@ -16,7 +19,6 @@ inline constexpr int64_t kAcrossBlock = 1024, kAcrossWidth = 64;  ///< Of a bloc
 /// The first `row_dims` dims of a tensor number its rows, the others its columns.
 class StridedMatrix {
  public:
-  StridedMatrix() = default;
   StridedMatrix(DType dtype, const IntList& sizes, const IntList& strides, int row_dims);
   /// to[r * pitch + c] = element (row + r, col + c) of what begins at `base`, in compute type `ct`.
   void load(const char* base, DType ct, int64_t row, int64_t rows, int64_t col, int64_t cols,
@@ -31,7 +33,7 @@ class StridedMatrix {
   };
   void load(const char* base, DType ct, Box& box, char* to) const;
 
-  DType dtype_ = kFloat32;
+  DType dtype_;
   Run rows_, cols_;
 };
 

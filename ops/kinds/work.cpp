@@ -14,6 +14,7 @@ namespace {
 // Operations by what varies: once, for each row and for each element.
 struct Counts {
   double of[3] = {};
+  size_t cost = 0;  // See Statement.
   double over(double rows, double n) const { return of[0] + rows * (of[1] + n * of[2]); }
 };
 
@@ -29,6 +30,7 @@ Counts count(const Statements& list) {
            (s.text == absent_text(Operand::Weight) || s.text == absent_text(Operand::Bias));
   };
   for (const Statement& s : list) {
+    all.cost += s.cost;
     const bool formula = s.kind == Statement::Formula;
     if (formula && std::any_of(s.args.begin(), s.args.end(), absent)) continue;
     if (formula) all.of[s.varies] += s.flops;
@@ -61,12 +63,12 @@ Counts count(const OpDef& op, uint64_t bits) {
     int in[kMaxRowOperands];
     for (size_t k = 0; k < op.row->operands.size(); ++k) {
       const auto [kind, input, word] = op.row->operands[k];
-      const bool absent = (kind == Operand::Weight || kind == Operand::Bias) && bits >> input & 1;
+      const bool absent = is_shared(kind) && bits >> input & 1;
       in[k] = absent ? scope.add({Statement::Constant, kFloat32, -1, absent_text(kind)})
                      : operand(static_cast<int>(k), varies(kind));
     }
     op.row->symbols(in);
-  } else {
+  } else if (op.reduction) {
     const Statement length{.kind = Statement::Length, .type = kFloat32};
     op.reduction->symbols(operand(0, Statement::InRow), Statement::Fold, length, true, true);
   }
@@ -82,6 +84,8 @@ const Counts& known(const OpDef& op, uint64_t bits) {
 }
 
 }  // namespace
+
+size_t polynomials_of(const OpDef& op) { return known(op, 0).cost / 2; }
 
 const char* kind_of(const OpDef& op, const Work& work) {
   if (work.product) return "contraction";

@@ -11,6 +11,9 @@ namespace brrr {
 /// OpSpec::work says it. Views do nothing.
 Work work_of(const OpCall& call);
 
+/// How many long chains of operations, polynomials, its statements have. (Of a library row: 0.)
+size_t polynomials_of(const OpDef& op);
+
 /// Its class: "contraction" (products), "normalisation" (what folds), "pointwise" or "other".
 const char* kind_of(const OpDef& op, const Work& work);
 

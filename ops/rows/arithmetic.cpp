@@ -26,7 +26,7 @@ const NumberOp mul_row{"mul",
 
 const PointwiseOp div_row{"div",
                           "a / b",
-                          {.result = Result::Float, .lo = 0.5, .hi = 2.0},
+                          {.lo = 0.5, .hi = 2.0},
                           [](auto a, auto b) { return a / b; },
                           [](auto, auto b, auto, auto g) { return g / b; },
                           // Not the quotient, which the caller may overwrite, as PyTorch lets them.

@@ -35,8 +35,7 @@ void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const
   const int64_t work = o.queries * o.keys * (o.width + o.depth) + 1;
   const int64_t room = attention_room(o.width, o.depth);
   const Tensor rooms = room ? raw_empty({o.heads * room}, compute, kCPU) : Tensor();
-  with_vector(compute, [&](auto v) {
-    using T = Lane<decltype(v)>;
+  const auto run = [&]<class T>(T) {
     parallel_for(o.heads, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         AttentionHead<T> head(o, i, draw ? &*draw : nullptr);
@@ -44,7 +43,8 @@ void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const
         f(head, i);
       }
     });
-  });
+  };
+  compute == kFloat64 ? run(double{}) : run(float{});
 }
 
 // Matrices of the heads' results.
@@ -187,7 +187,8 @@ void set_heads_meta(OpCall& c, int k, IntList sizes) {
 }
 
 void attention_infer(OpCall& c) {
-  check_composite(c);
+  check_floating(c.op->name, *c.in[Q]);
+  check_devices(c);
   const TensorImpl& q = *c.in[Q];
   IntList sizes = q.size_list();
   sizes[q.ndim - 1] = c.in[V]->sizes[q.ndim - 1];
@@ -198,7 +199,8 @@ void attention_infer(OpCall& c) {
 }
 
 void attention_backward_infer(OpCall& c) {
-  check_composite(c);
+  check_floating(c.op->name, *c.in[Q]);
+  check_devices(c);
   for (int i : {Q, K, V}) set_heads_meta(c, i, c.in[i]->size_list());
   set_meta(c, 3, compute_type(c.in[Q]->dtype), c.in[Q]->size_list());
   c.meta[3].sizes[c.in[Q]->ndim - 1] = 1;

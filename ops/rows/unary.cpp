@@ -7,8 +7,7 @@ namespace brrr {
 namespace {
 
 constexpr PointwiseTraits kPlain{};
-constexpr PointwiseTraits kFloat{.result = Result::Float};
-constexpr PointwiseTraits kPositive{.result = Result::Float, .lo = 0.3, .hi = 3.0};
+constexpr PointwiseTraits kPositive{.lo = 0.3, .hi = 3.0};
 // A gradient of steps: 0 of whatever sign, whatever follows.
 constexpr auto kNone = [](auto g) { return m::where(m::isfinite(g), g, 0.0) * 0.0; };
 
@@ -43,17 +42,17 @@ const NumberOp pow_row{"pow",
   Tensor name(const Tensor& x) { return call(name##_row, x); }                            \
   Tensor Tensor::name() const { return brrr::name(*this); }
 // clang-format off
-BRRR_FUNCTION(exp, PointwiseOp, "e^x", kFloat, m::exp(x), g * y)
-BRRR_FUNCTION(expm1, PointwiseOp, "e^x - 1", kFloat, m::expm1(x), g * (y + 1.0))
+BRRR_FUNCTION(exp, PointwiseOp, "e^x", kPlain, m::exp(x), g * y)
+BRRR_FUNCTION(expm1, PointwiseOp, "e^x - 1", kPlain, m::expm1(x), g * (y + 1.0))
 BRRR_FUNCTION(log, PointwiseOp, "natural logarithm", kPositive, m::log(x), g / x)
 BRRR_FUNCTION(log1p, PointwiseOp, "log(1 + x)", kPositive, m::log1p(x), g / (x + 1.0))
 BRRR_FUNCTION(sqrt, PointwiseOp, "square root", kPositive, m::sqrt(x), g * 0.5 / y)
 BRRR_FUNCTION(rsqrt, PointwiseOp, "1 / sqrt(x)", kPositive, m::rsqrt(x), g * -0.5 * y * y * y)
-BRRR_FUNCTION(sin, PointwiseOp, "sine", kFloat, m::sin(x), g * m::cos(x))
-BRRR_FUNCTION(cos, PointwiseOp, "cosine", kFloat, m::cos(x), -(g * m::sin(x)))
-BRRR_FUNCTION(tanh, PointwiseOp, "hyperbolic tangent", kFloat, m::tanh(x), g * (1.0 - y * y))
-BRRR_FUNCTION(sigmoid, PointwiseOp, "1 / (1 + exp(-x))", kFloat, m::sigmoid(x), g * y * (1.0 - y))
-BRRR_FUNCTION(erf, PointwiseOp, "Gauss error function", kFloat, m::erf(x),
+BRRR_FUNCTION(sin, PointwiseOp, "sine", kPlain, m::sin(x), g * m::cos(x))
+BRRR_FUNCTION(cos, PointwiseOp, "cosine", kPlain, m::cos(x), -(g * m::sin(x)))
+BRRR_FUNCTION(tanh, PointwiseOp, "hyperbolic tangent", kPlain, m::tanh(x), g * (1.0 - y * y))
+BRRR_FUNCTION(sigmoid, PointwiseOp, "1 / (1 + exp(-x))", kPlain, m::sigmoid(x), g * y * (1.0 - y))
+BRRR_FUNCTION(erf, PointwiseOp, "Gauss error function", kPlain, m::erf(x),
               g * 1.1283791670955126 * m::exp(-(x * x)))  // 2 / sqrt(pi)
 BRRR_FUNCTION(square, NumberOp, "x * x", kPlain, x * x, g * (x + x))
 BRRR_FUNCTION(reciprocal, PointwiseOp, "1 / x", kPositive, 1.0 / x, -(g * y * y))
