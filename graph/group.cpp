@@ -90,7 +90,7 @@ class Builder {
 
   // A place of the space's elements (see Integers).
   int places(int place) {
-    program::Window w{.dtype = kInt64, .loaded = true, .source = program::Window::Index};
+    program::Window w{.dtype = kInt64, .loaded = true, .index = true};
     const IntList strides = contiguous_strides(g_.domain.space);
     if (place == kNumber) std::copy(strides.begin(), strides.end(), w.stride);
     if (place != kNumber) w.stride[g_.domain.space.size() - place] = 1;

@@ -321,11 +321,10 @@ TEST_CASE("program: a dim's index and the element's own number are windows") {
   const Tensor a = randint(-9, 9, {5, 40}), y = empty_like(a);
   Program p;
   p.space = {2, {5, 40}};
-  p.windows = {
-      {.dtype = kInt64, .stored = true, .stride = {40, 1}},
-      {.dtype = kInt64, .loaded = true, .stride = {40, 1}},
-      {.dtype = kInt64, .loaded = true, .source = program::Window::Index, .stride = {1, 0}},
-      {.dtype = kInt64, .loaded = true, .source = program::Window::Index, .stride = {0, 3}}};
+  p.windows = {{.dtype = kInt64, .stored = true, .stride = {40, 1}},
+               {.dtype = kInt64, .loaded = true, .stride = {40, 1}},
+               {.dtype = kInt64, .loaded = true, .index = true, .stride = {1, 0}},
+               {.dtype = kInt64, .loaded = true, .index = true, .stride = {0, 3}}};
   const OpDef& add = *find_op("add");
   merge_dims(p);
   CHECK(p.space.ndim == 2);

@@ -178,7 +178,7 @@ PointwiseCall pointwise_call(const OpDef& op, const Iteration& it) {
       continue;
     }
     Window& w = add_window(call, o.dtype, o.base, k < it.n_out);
-    if (o.made) w.source = Window::Index;
+    w.index = o.made;
     std::copy_n(o.stride, it.ndim, w.stride);
   }
   call.walk = plan_walk(call.space, windows_of(call));

@@ -30,11 +30,12 @@ class Builder {
   }
 
  private:
-  const Statement& at(int id) const { return p_.statements[static_cast<size_t>(id)]; }
+  const Statement& at(int id) const { return p_.at(id); }
+  int& now(int w) { return now_[static_cast<size_t>(w)]; }
   int add(Statement s) { return append(p_.statements, std::move(s)); }
 
   Statement::Varies of_window(int which) const {
-    const Window& w = p_.windows[static_cast<size_t>(which)];
+    const Window& w = p_.window(which);
     const int last = p_.space.ndim - 1;
     if (w.stride[last] != 0) return Statement::InRow;
     return w.varies(last) ? Statement::WithRow : Statement::Never;
@@ -44,7 +45,7 @@ class Builder {
   static uint8_t conversion_cost(DType t) { return t == kFloat16 || t == kBFloat16; }
 
   int load(int w) {
-    const DType t = p_.windows[static_cast<size_t>(w)].dtype;
+    const DType t = p_.window(w).dtype;
     return add({.kind = Statement::Load,
                 .type = t == kBool ? kBool : compute_type(t),
                 .which = w,
@@ -52,8 +53,8 @@ class Builder {
                 .varies = of_window(w)});
   }
   void store(int w) {
-    const DType t = p_.windows[static_cast<size_t>(w)].dtype;
-    int id = now_[static_cast<size_t>(w)];
+    const DType t = p_.window(w).dtype;
+    int id = now(w);
     const bool rounded = conversion_cost(t) && at(id).text == from_compute(kFloat32, t, false);
     if (rounded) id = at(id).args[0];  // Storing rounds anyway.
     add({.kind = Statement::Store,
@@ -79,13 +80,13 @@ class Builder {
   int operand(const Step& s, size_t k, DType type) {
     const int from = s.in[k];
     if (from < 0) return add({.kind = Statement::Number, .type = type, .which = ~from});
-    const DType dtype = p_.windows[static_cast<size_t>(from)].dtype;
-    return convert(now_[static_cast<size_t>(from)], to_compute(dtype, type), type, type);
+    const DType dtype = p_.window(from).dtype;
+    return convert(now(from), to_compute(dtype, type), type, type);
   }
   // Result k, which is of type `from`.
   void result(const Step& s, size_t k, int id, DType from) {
-    const DType t = p_.windows[static_cast<size_t>(s.out[k])].dtype;
-    now_[static_cast<size_t>(s.out[k])] =
+    const DType t = p_.window(s.out[k]).dtype;
+    now(s.out[k]) =
         convert(id, from_compute(from, t, fast_), t == kBool ? kBool : compute_type(t), t);
   }
   void pointwise(const Step& s) {
@@ -134,7 +135,7 @@ class Builder {
   // Of each row; or over the rows, if a place in them has a result. The count may be an operand.
   void reduction(const Step& s) {
     const ReductionInfo& info = *s.op->reduction;
-    const Window& to = p_.windows[static_cast<size_t>(s.out[0])];
+    const Window& to = p_.window(s.out[0]);
     const int x = operand(s, 0, s.compute);
     const auto fold = to.stride[p_.space.ndim - 1] ? Statement::FoldRows : Statement::Fold;
     SymScope scope(p_.statements, s.compute);
@@ -155,22 +156,17 @@ void merge_dims(Program& p) {
     Window& w = p.windows[static_cast<size_t>(k)];
     return w.touched() || p.row ? w.stride : nullptr;
   };
-  const int count = static_cast<int>(p.windows.size());
-  if (p.row) {
-    const int last = p.space.ndim - 1;
-    std::vector<int64_t> in_row;  // With one row there may be no dim before its own.
-    for (const Window& w : p.windows) in_row.push_back(w.stride[last]);
-    const int outer = brrr::merge_dims(last, p.space.size, count, -1, strides);
-    p.space.size[outer] = p.row;
-    for (size_t w = 0; w < in_row.size(); ++w) p.windows[w].stride[outer] = in_row[w];
-    p.space.ndim = outer + 1;
-    return;
-  }
-  const auto all = p.windows.begin();
-  const auto written = std::find_if(all, p.windows.end(), [](const Window& w) { return w.stored; });
-  p.space.ndim =
-      brrr::merge_dims(p.space.ndim, p.space.size, count,
-                       written == p.windows.end() ? -1 : static_cast<int>(written - all), strides);
+  const int outer = p.space.ndim - (p.row != 0);
+  std::vector<int64_t> in_row;  // With one row there may be no dim before its own.
+  for (const Window& w : p.windows) in_row.push_back(w.stride[outer]);
+  const auto begin = p.windows.begin(), end = p.windows.end();
+  const auto written = p.row ? end : std::ranges::find(begin, end, true, &Window::stored);
+  p.space.ndim = brrr::merge_dims(outer, p.space.size, static_cast<int>(end - begin),
+                                  written == end ? -1 : static_cast<int>(written - begin), strides);
+  if (!p.row) return;
+  const int last = p.space.ndim++;
+  p.space.size[last] = p.row;
+  for (size_t w = 0; w < in_row.size(); ++w) p.windows[w].stride[last] = in_row[w];
 }
 
 int64_t Program::bytes_of(const Window& w) const {
@@ -212,16 +208,16 @@ std::vector<RowPass> row_passes(const Program& p, std::vector<RowState>& states,
     RowPass& pass = passes.emplace_back();
     std::set<int> in;
     const std::function<void(int)> need = [&](int id) {
-      const Statement& s = p.statements[static_cast<size_t>(id)];
+      const Statement& s = p.at(id);
       if (s.varies != Statement::InRow || !in.insert(id).second) return;
       RowState& state = states[static_cast<size_t>(id)];
       const bool again = state.pass >= 0 && state.pass < d;
       if (!again) state.pass = d;
       if (again) state.kept = state.kept || keeps(id);
-      if (!again || !state.kept) std::for_each(s.args.begin(), s.args.end(), need);
+      if (!again || !state.kept) std::ranges::for_each(s.args, need);
     };
     for (int id = 0; id < static_cast<int>(states.size()); ++id) {
-      const Statement& s = p.statements[static_cast<size_t>(id)];
+      const Statement& s = p.at(id);
       const RowState& state = states[static_cast<size_t>(id)];
       if (!state.live) continue;
       if (ends_pass(s) && state.depth == d + 1) {
@@ -229,9 +225,8 @@ std::vector<RowPass> row_passes(const Program& p, std::vector<RowState>& states,
         if (s.kind == Statement::Fold) need(s.args[0]);
       }
       // All stores come last: what is read again may lie where they go.
-      const bool stores =
-          s.kind == Statement::Store && !state.after && p.window(s).stride[p.space.ndim - 1] != 0;
-      if (d == deepest && (stores || s.kind == Statement::FoldRows)) need(id);
+      const bool last = is_element_store(p, s, state) || s.kind == Statement::FoldRows;
+      if (d == deepest && last) need(id);
     }
     pass.list.assign(in.begin(), in.end());
   }

@@ -17,7 +17,7 @@ int64_t reread_limit() { return prefetch_level() == 1 ? 16 << 10 : 4 << 10; }
 // A walk over elements.
 class Text : public CpuText {
  public:
-  explicit Text(const Program& p) : CpuText(p), ahead_(p.windows.size()) {}
+  using CpuText::CpuText;
 
   CpuKernel run() {
     ask_ahead();
@@ -35,8 +35,8 @@ class Text : public CpuText {
       for (int d = 0; d < inner; ++d) out_.extent *= size_[d];
       out_.unit = size_[inner];
       out_.grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(size_[inner], 1));
-      std::set<size_t> touched;
-      for (size_t w = 0; w < p_.windows.size(); ++w) {
+      std::set<int> touched;
+      for (int w = 0; w < windows(); ++w) {
         if (window(w).touched()) touched.insert(w);
       }
       text_ += "for (long r = begin; r < end; ++r) {\n";
@@ -45,7 +45,7 @@ class Text : public CpuText {
       loops(elements, "0", std::to_string(size_[inner]), unroll, size_[inner]);
       text_ += "}\n";
     }
-    if (any_around_) text_ += "fence_nt();\n";
+    if (!around_.empty()) text_ += "fence_nt();\n";
     text_ += "}\n";
     out_.body = printed();
     return std::move(out_);
@@ -56,14 +56,12 @@ class Text : public CpuText {
   // of 4096 weights keep the hardware from doing so in time.
   void ask_ahead() {
     int64_t reread = 0;
-    for (size_t w = 0; w < ahead_.size(); ++w) {
-      if (window(w).loaded && inner_stride(w) != 0 && !streams(window(w))) {
-        reread += p_.bytes_of(window(w));
-      }
+    for (const Window& w : p_.windows) {
+      if (w.loaded && inner_stride(w) != 0 && !streams(w)) reread += p_.bytes_of(w);
     }
-    for (size_t w = 0; w < ahead_.size() && streaming_ && reread > reread_limit(); ++w) {
+    for (int w = 0; w < windows() && streaming_ && reread > reread_limit(); ++w) {
       const Window& x = window(w);
-      ahead_[w] = x.in_memory() && inner_stride(w) == 1 && x.loaded && streams(x);
+      if (x.in_memory() && inner_stride(w) == 1 && x.loaded && streams(x)) ahead_.push_back(w);
     }
   }
 
@@ -72,20 +70,20 @@ class Text : public CpuText {
   // asking more often delays them (gelu(x w + b) + r, rows of 4096: 5.3 and 4.2 ms for 64 MB).
   void at_body(int unroll) override {
     const int level = prefetch_level();
-    const bool once = level == 1 && std::count(ahead_.begin(), ahead_.end(), true) > 1;
+    const bool once = level == 1 && ahead_.size() > 1;
     std::vector<std::pair<int, int64_t>> asks = {{2, 2 * kAhead}, {level, kAhead}};
     if (once) asks = {{level, kAhead / 2}};
     for (const auto& [to, distance] : asks) {
-      for (size_t w = 0; w < ahead_.size(); ++w) {
+      for (int w : ahead_) {
         const int64_t bytes = 16 * unroll * window(w).item();
-        for (int64_t line = 0; ahead_[w] && line < bytes; line += 64) {
+        for (int64_t line = 0; line < bytes; line += 64) {
           print("prefetch<{}>((const char*)(p{} + i) + {});\n", to, w, distance + line);
         }
       }
     }
   }
 
-  std::vector<bool> ahead_;  // By window: its loads are asked for ahead of time.
+  std::vector<int> ahead_;  // Windows whose loads are asked for ahead of time.
 };
 
 }  // namespace

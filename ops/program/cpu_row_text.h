@@ -47,32 +47,31 @@ class RowText : public CpuText {
 
  protected:
   const RowState& of(int id) const { return states_[static_cast<size_t>(id)]; }
-  // Loads and polynomials that a value of elements is made of.
-  void weigh(int id, std::vector<bool>& seen, int& loads, int& cost) const {
-    if (!in_row(id) || seen[static_cast<size_t>(id)]) return;
-    seen[static_cast<size_t>(id)] = true;
-    loads += at(id).kind == Statement::Load;
-    cost += at(id).cost;
-    for (int a : at(id).args) weigh(a, seen, loads, cost);
+  bool loads_from(const RowPass& pass, int w) const {
+    return std::ranges::any_of(
+        pass.list, [&](int id) { return at(id).kind == Statement::Load && at(id).which == w; });
+  }
+  // Adds the values of elements that it is made of, itself among them.
+  void add_elements(int id, std::set<int>& all) const {
+    if (!in_row(id) || !all.insert(id).second) return;
+    for (int a : at(id).args) add_elements(a, all);
   }
   // Whether a later pass would rather load it than compute it again, and there is room for that.
   bool keeps(int id) {
-    const DType t = at(id).type;
-    if (at(id).kind != Statement::Formula || !is_floating(t)) return false;
-    std::vector<bool> seen(p_.statements.size());
+    if (at(id).kind != Statement::Formula || !is_floating(at(id).type)) return false;
+    std::set<int> elements;
+    add_elements(id, elements);
     int loads = 0, cost = 0;
-    weigh(id, seen, loads, cost);
+    for (int x : elements) {
+      loads += at(x).kind == Statement::Load;
+      cost += at(x).cost;
+    }
     const bool worth = loads > 2 || cost > 1;
     if (!worth || kept_bytes_ + bytes_kept(id) > kKeptBytes) return false;
     kept_bytes_ += bytes_kept(id);
     return true;
   }
 
-  bool in_row(int id) const { return at(id).varies == Statement::InRow; }
-  bool is_fold(int id) const { return ends_pass(at(id)); }
-  bool is_element_store(int id) const {
-    return at(id).kind == Statement::Store && !of(id).after && inner_stride(at(id)) != 0;
-  }
   /// Of how many blocks a value that is kept is there at a time.
   int64_t blocks_kept(int id) const { return pipelined_ ? deepest_ - of(id).pass + 1 : 1; }
   int64_t bytes_kept(int id) const {
@@ -81,18 +80,8 @@ class RowText : public CpuText {
 
   // --- the text of a pass ------------------------------------------------------------------------
 
-  std::string from_memory(int id, const std::string& x) const {
-    return fill(spelling(at(id).type).load, {x});
-  }
-  std::string to_memory(int id, const std::string& x) const {
-    return fill(spelling(at(id).type).store, {x});
-  }
-
   std::string line(int id, int u, bool tail) override {
     const Statement& s = at(id);
-    if (s.kind == Statement::Length) {
-      return fmt::format("const auto {} = {}", name(id, u), splat(s.type, fmt::format("{}", n_)));
-    }
     if (s.kind == Statement::IsAt) {
       return fmt::format(
           "const auto {} = eq(i32{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}, "
@@ -112,18 +101,17 @@ class RowText : public CpuText {
 
   // Pointers and numbers that the pass reads in row r.
   void row_names(const RowPass& pass) {
-    std::set<int> used(pass.list.begin(), pass.list.end());
-    for (int id : pass.picks) picked(at(id).args[0], used);
-    std::set<size_t> windows, ids;
-    std::set<int> given, statements = used;
+    std::set<int> used;  // What is picked is made anew, whatever the pass has of it.
+    for (int id : pass.picks) add_elements(at(id).args[0], used);
+    used.insert(pass.list.begin(), pass.list.end());
+    std::set<int> windows, ids, given, statements = used;
     statements.insert(pass.folds.begin(), pass.folds.end());
     statements.insert(pass.picks.begin(), pass.picks.end());
     for (int id : statements) {
       const Statement& s = at(id);
-      const auto w = static_cast<size_t>(s.which);
-      if (s.kind == Statement::IsAt || s.kind == Statement::Pick) ids.insert(w);
+      if (s.kind == Statement::IsAt || s.kind == Statement::Pick) ids.insert(s.which);
       const bool reads = s.kind == Statement::Load && !(of(id).kept && of(id).pass < current_);
-      if (reads || s.kind == Statement::Store) windows.insert(w);
+      if (reads || s.kind == Statement::Store) windows.insert(s.which);
       for (int a : s.args) {
         if (at(a).varies == Statement::WithRow) given.insert(a);
       }
@@ -132,10 +120,11 @@ class RowText : public CpuText {
     row_pointers("q", windows);
     // Before the first row and behind the last a pipelined pass has none.
     const std::string guard = pipelined_ ? "r >= rows ? 0 : " : "";
-    for (size_t w : ids) print("const long id{0} = {1}o{0}[q];\n", w, guard);
+    for (int w : ids) print("const long id{0} = {1}o{0}[q];\n", w, guard);
     for (int id : given) {
-      if (is_fold(id) && of(id).depth > current_) continue;
-      print("const auto v{} = {};\n", id, from_memory(id, fmt::format("splat(w{}[r])", id)));
+      if (ends_pass(at(id)) && of(id).depth > current_) continue;
+      print("const auto v{} = {};\n", id,
+            from_memory(at(id).type, fmt::format("splat(w{}[r])", id)));
     }
     for (int id : used) {
       if (of(id).kept) print("{0}* const q{1} = k{1} + r * {2};\n", element(id), id, padded_);
@@ -143,11 +132,6 @@ class RowText : public CpuText {
         print("{0}* const c{1} = s{1} + k * {2};\n", element(id), id, padded_);
       }
     }
-  }
-  void picked(int id, std::set<int>& all) const {
-    if (!in_row(id)) return;
-    all.insert(id);
-    for (int a : at(id).args) picked(a, all);
   }
 
   // Element `id` of the row, computed where it is.
@@ -157,19 +141,14 @@ class RowText : public CpuText {
       const Statement& e = at(x);
       if (!in_row(x)) return name(x, 0);
       if (e.kind == Statement::Load) {
-        const auto w = static_cast<size_t>(e.which);
-        const std::string place = fmt::format("id{} * {}", s.which, inner_stride(w));
-        const std::string v = window(w).source == Window::Index
-                                  ? fmt::format("splat(p{} + {})", w, place)
-                                  : fmt::format("splat(p{}[{}])", w, place);
-        return fill(spelling(window(w).dtype).load, {v});
+        const std::string place = fmt::format("id{} * {}", s.which, inner_stride(e));
+        const auto text = fmt::runtime(window(e).index ? "splat(p{} + {})" : "splat(p{}[{}])");
+        return from_memory(window(e).dtype, fmt::format(text, e.which, place));
       }
       if (e.kind == Statement::IsAt) {
         return fmt::format("first_lanes(id{} == id{} ? 16 : 0)", e.which, s.which);
       }
-      std::vector<std::string> args;
-      for (int a : e.args) args.push_back("(" + value(a) + ")");
-      return fill(e.text, args);
+      return formula(x, [&](int a) { return "(" + value(a) + ")"; });
     };
     print("w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, ignored(s), value(s.args[0]));
   }
@@ -177,20 +156,17 @@ class RowText : public CpuText {
   // Of a fold of one row, or of a chunk of it: a body that adds a vector to each accumulator,
   void fold_body(const std::vector<int>& list, const std::vector<int>& folds) {
     at_body(4);
-    emit(list, 4, false);
-    for (int u = 0; u < 4; ++u) take(folds, u, fmt::format("a$0_{}", u), false);
+    take(list, folds, 4);
   }
   // what is left behind whole bodies,
   void rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks) {
     if (n_ % 64 == 0) return;
     const int whole = static_cast<int>(n_ % 64 / 16), left = static_cast<int>(n_ % 16);
     text_ += chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n";
-    emit(list, whole, false);
-    for (int u = 0; u < whole; ++u) take(folds, u, fmt::format("a$0_{}", u), false);
+    take(list, folds, whole);
     if (left) {
       print("i += {};\nconst int n = {};\n{{\n", 16 * whole, left);
-      emit(list, 1, true);
-      take(folds, 0, fmt::format("a$0_{}", whole), true);
+      take(list, folds, 1, true, fmt::format("a$0_{}", whole));
       text_ += "}\n";
     }
     text_ += "}\n";
@@ -255,7 +231,7 @@ class RowText : public CpuText {
       if (store ? inner_stride(s) != 0 : in_row(id)) {
         places.push_back(id);
       } else if (s.kind == Statement::Formula) {
-        print("const auto v{} = {};\n", id, formula(id, 0));
+        print("const auto v{} = {};\n", id, value(id, 0));
       } else if (store) {
         store_number(s);
       }
@@ -318,31 +294,25 @@ class RowText : public CpuText {
   // ask ahead into the first level also lose by it where they read two streams: a layer norm's
   // backward takes 1.4 times as long, softmax's 1.25, in rows of 128 to 2,048.
   bool gains_side_by_side() const {
-    std::vector<int> first(p_.windows.size(), -1), last(first);
-    bool polynomials = false;
-    for (int d = 0; d < static_cast<int>(passes_.size()); ++d) {
-      for (int id : passes_[static_cast<size_t>(d)].list) {
-        polynomials |= at(id).cost > 0;
-        if (at(id).kind != Statement::Load || inner_stride(at(id)) == 0) continue;
-        const auto w = static_cast<size_t>(at(id).which);
-        if (first[w] < 0) first[w] = d;
-        last[w] = d;
-      }
-    }
     int64_t bytes = 0, streams_in = 0;
     for (int id : columns_) bytes += n_ * static_cast<int64_t>(itemsize(at(id).type));
-    for (size_t w = 0; w < first.size(); ++w) {
-      if (first[w] < 0) continue;
+    for (int w = 0; w < windows(); ++w) {
+      const auto loads = [&](const RowPass& pass) { return loads_from(pass, w); };
+      const auto first = std::ranges::find_if(passes_, loads);
+      if (first == passes_.end() || inner_stride(w) == 0) continue;
+      const auto last = std::find_if(passes_.rbegin(), passes_.rend(), loads).base();
       const bool moves = streams(window(w));
       streams_in += moves;
-      const int64_t rows = moves ? block_ * (last[w] - first[w] + 1) : 1;
-      bytes += rows * n_ * static_cast<int64_t>(itemsize(window(w).dtype));
+      bytes += (moves ? block_ * (last - first) : 1) * n_ * window(w).item();
     }
     // Where a vector takes several registers the sums of two passes over several streams would
     // spill.
     constexpr bool whole = BRRR_VX_BYTES == 64;
     if ((prefetch_level() == 1 || !whole) && streams_in > 1) return false;
-    return polynomials || bytes <= kRowsInUse;
+    const auto is_polynomial = [&](int id) { return at(id).cost > 0; };
+    return bytes <= kRowsInUse || std::ranges::any_of(passes_, [&](const RowPass& pass) {
+             return std::ranges::any_of(pass.list, is_polynomial);
+           });
   }
 
   std::vector<RowState> states_;

@@ -24,7 +24,7 @@ class RowWalk : public RowText {
     store_for_all();
     arrays();
     pipelined_ ? pipeline(unit) : pass_by_pass(unit);
-    if (any_around_) text_ += "fence_nt();\n";
+    if (!around_.empty()) text_ += "fence_nt();\n";
     text_ += "}\n";
     out_.body = printed();
     if (!columns_.empty() || !totals_.empty()) finish();
@@ -84,7 +84,7 @@ class RowWalk : public RowText {
       if (size_[d] > 1 && w.stride[d] != next) return false;
       next *= size_[d];
     }
-    return w.source == Window::Memory;
+    return !w.index;
   }
 
   // Those of depth d that are no folds, a row a lane.
@@ -94,10 +94,10 @@ class RowWalk : public RowText {
     for (int id : live_) {
       const Statement& s = at(id);
       const bool of_row = s.varies == Statement::WithRow && s.kind != Statement::Store;
-      if (!of_row || is_fold(id) || of(id).depth != d) continue;
+      if (!of_row || ends_pass(s) || of(id).depth != d) continue;
       list.push_back(id);
       for (int a : s.args) {
-        if (at(a).varies == Statement::WithRow && (is_fold(a) || of(a).depth < d)) {
+        if (at(a).varies == Statement::WithRow && (ends_pass(at(a)) || of(a).depth < d)) {
           given.insert(a);
         }
       }
@@ -105,14 +105,18 @@ class RowWalk : public RowText {
     if (list.empty()) return;
     text_ += "{\n";
     for (int id : given) {
-      print("const auto v{} = {};\n", id, from_memory(id, fmt::format("load(w{})", id)));
+      print("const auto v{} = {};\n", id, numbers_of(id));
     }
     for (int id : list) {
       scattered(id);
       print("const auto v{} = {};\n", id, number_of_row(id));
-      print("store(w{}, {});\n", id, to_memory(id, name(id, 0)));
+      print("store(w{}, {});\n", id, to_memory(at(id).type, name(id, 0)));
     }
     text_ += "}\n";
+  }
+  // Those that are there already.
+  std::string numbers_of(int id) const {
+    return from_memory(at(id).type, fmt::format("load(w{})", id));
   }
   std::string number_of_row(int id) const {
     const Statement& s = at(id);
@@ -121,29 +125,28 @@ class RowWalk : public RowText {
     }
     if (s.kind == Statement::Load) {
       const Window& w = window(s);
-      if (!is_dense(w)) return from_memory(id, fmt::format("load(w{})", id));
-      return fill(spelling(w.dtype).load, {fmt::format("load_n(o{} + r0, rows)", s.which)});
+      if (!is_dense(w)) return numbers_of(id);
+      return from_memory(w.dtype, fmt::format("load_n(o{} + r0, rows)", s.which));
     }
-    return formula(id, 0);
+    return value(id, 0);
   }
   // Numbers that do not lie one after the other are gathered first.
   void scattered(int id) {
     const Statement& s = at(id);
     if (s.kind != Statement::Load || is_dense(window(s))) return;
     text_ += "for (long r = 0; r < rows; ++r) {\nconst long q = r0 + r;\n";
-    row_pointers("q", {static_cast<size_t>(s.which)});
-    print("w{}[r] = {}[0];\n}}\n", id, to_memory(id, load(s, 0, false)));
+    row_pointers("q", {s.which});
+    print("w{}[r] = {}[0];\n}}\n", id, to_memory(s.type, load(s, 0, false)));
   }
   void store_row_numbers() {
     for (int id : live_) {
       const Statement& s = at(id);
       const bool total = s.kind == Statement::Total;
-      if (!total && (s.kind != Statement::Store || is_element_store(id) || is_for_all(s))) continue;
-      if (!total && of(s.args[0]).after) continue;
+      const bool number = s.kind == Statement::Store && !is_element_store(p_, s, of(id)) &&
+                          !is_for_all(s) && !of(s.args[0]).after;
+      if (!total && !number) continue;
       const int arg = s.args[0];
-      const std::string v = at(arg).varies == Statement::WithRow
-                                ? from_memory(arg, fmt::format("load(w{})", arg))
-                                : name(arg, 0);
+      const std::string v = at(arg).varies == Statement::WithRow ? numbers_of(arg) : name(arg, 0);
       if (total) {
         print("store_n(s{} + r0, {}, rows);\n", id, v);
       } else {
@@ -177,7 +180,7 @@ class RowWalk : public RowText {
   // else the next block, not in the last of many passes, whose stores keep memory busy.
   void at_body(int unroll) override {
     const bool asks = streaming_ && current_ <= std::max(1, deepest_ - 1);
-    for (size_t w = 0; w < p_.windows.size(); ++w) {
+    for (int w = 0; w < windows(); ++w) {
       const Window& x = window(w);
       if (!x.in_memory() || !x.loaded || inner_stride(w) != 1 || !streams(x)) continue;
       bool dense = true;
@@ -191,7 +194,7 @@ class RowWalk : public RowText {
     }
   }
   // The lines of a body so many elements ahead.
-  void ask(size_t w, int level, int64_t ahead, int unroll) {
+  void ask(int w, int level, int64_t ahead, int unroll) {
     const Window& x = window(w);
     const int64_t row = x.stride[ndim_ - 2], to = ahead / n_ * row + ahead % n_;
     for (int64_t at = 0; at < 16 * unroll; at += 64 / x.item()) {
@@ -199,12 +202,9 @@ class RowWalk : public RowText {
     }
   }
   // The first pass that loads from a window.
-  int first_pass(size_t w) const {
-    const auto loads = [&](int id) {
-      return at(id).kind == Statement::Load && at(id).which == static_cast<int>(w);
-    };
-    const auto reads = [&](const RowPass& pass) { return std::ranges::any_of(pass.list, loads); };
-    return static_cast<int>(std::ranges::find_if(passes_, reads) - passes_.begin());
+  int first_pass(int w) const {
+    const auto loads = [&](const RowPass& pass) { return loads_from(pass, w); };
+    return static_cast<int>(std::ranges::find_if(passes_, loads) - passes_.begin());
   }
 
   // All folds in one walk over the row: chunks of kReduceChunk, in each four accumulators.

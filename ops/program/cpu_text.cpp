@@ -19,21 +19,19 @@ int prefetch_level() {
   return large ? 1 : 2;
 }
 
-CpuText::CpuText(const Program& p)
-    : p_(p), ndim_(p.space.ndim), size_(p.space.size), around_(p.windows.size()) {
+CpuText::CpuText(const Program& p) : Printer(p), ndim_(p.space.ndim), size_(p.space.size) {
   out_.arguments = cpu_arguments(p);
   int64_t bytes = 0;
   for (const Window& w : p.windows) bytes += p.bytes_of(w);
   streaming_ = bytes >= kStreaming;
   // Stores around the caches need whole, aligned cache lines: the rows' distances are checked here,
   // the addresses when the kernel starts.
-  for (size_t w = 0; streaming_ && w < around_.size(); ++w) {
+  for (int w = 0; streaming_ && w < windows(); ++w) {
     const Window& x = window(w);
     bool around = x.in_memory() && inner_stride(w) == 1 && x.stored && !x.loaded && x.item() >= 4 &&
                   streams(x);
     for (int d = 0; d < ndim_ - 1; ++d) around &= x.stride[d] * x.item() % 64 == 0;
-    around_[w] = around;
-    any_around_ |= around;
+    if (around) around_.insert(w);
   }
 }
 
@@ -43,9 +41,8 @@ bool CpuText::streams(const Window& w) const {
 
 std::vector<int> CpuText::all(Statement::Varies which) const {
   std::vector<int> ids;
-  for (size_t k = 0; k < p_.statements.size(); ++k) {
-    const Statement& s = p_.statements[k];
-    if (s.varies == which && !is_literal(s)) ids.push_back(static_cast<int>(k));
+  for (int id = 0; id < statements(); ++id) {
+    if (at(id).varies == which && !is_literal(at(id))) ids.push_back(id);
   }
   return ids;
 }
@@ -54,33 +51,29 @@ void CpuText::pointers() {
   for (size_t k = 0; k < out_.arguments.size(); ++k) {
     const CpuArgument& a = out_.arguments[k];
     if (a.kind != CpuArgument::Window) continue;
-    const std::string type = pointer_type(window(static_cast<size_t>(a.which)));
+    const std::string type = pointer_type(window(a.which));
     print("{} const {}{} = ({})a[{}];\n", type, origin(), a.which, type, k);
   }
-  for (size_t w = 0; w < p_.windows.size(); ++w) {
+  for (int w = 0; w < windows(); ++w) {
     if (window(w).touched() && !window(w).in_memory()) print("const long {}{} = 0;\n", origin(), w);
   }
-  std::string together = "0";
-  for (size_t w = 0; w < around_.size(); ++w) {
-    if (!around_[w]) continue;
-    together +=
-        ndim_ > 1 ? fmt::format(" | (long)o{}", w) : fmt::format(" | (long)(p{} + begin)", w);
+  if (around_.empty()) return;
+  text_ += "const bool around = (0";
+  for (int w : around_) {
+    print(fmt::runtime(ndim_ > 1 ? " | (long)o{}" : " | (long)(p{} + begin)"), w);
   }
-  if (any_around_) print("const bool around = ({}) % 64 == 0;\n", together);
+  text_ += ") % 64 == 0;\n";
 }
 
-void CpuText::row_pointers(const std::string& r, const std::set<size_t>& windows) {
+void CpuText::row_pointers(const std::string& r, const std::set<int>& windows) {
   // The row number taken apart into the outer dims, the last of them fastest.
   std::string rest = r;
-  for (int d = ndim_ - 2; d >= 0; --d) {
-    if (d == 0) {
-      print("const long j0 = {};\n", rest);
-    } else {
-      print("const long j{0} = {1} % {2}, rest{0} = {1} / {2};\n", d, rest, size_[d]);
-      rest = fmt::format("rest{}", d);
-    }
+  for (int d = ndim_ - 2; d > 0; --d) {
+    print("const long j{0} = {1} % {2}, rest{0} = {1} / {2};\n", d, rest, size_[d]);
+    rest = fmt::format("rest{}", d);
   }
-  for (size_t w : windows) {
+  if (ndim_ > 1) print("const long j0 = {};\n", rest);
+  for (int w : windows) {
     std::string from = fmt::format("o{}", w);
     for (int d = 0; d < ndim_ - 1; ++d) {
       if (window(w).stride[d]) from += fmt::format(" + j{} * {}", d, window(w).stride[d]);
@@ -116,16 +109,14 @@ void CpuText::bodies(int64_t step, const std::string& to, int64_t length,
 
 std::string CpuText::address(const std::string& pointer, int u, bool tail) {
   if (tail) return pointer + " + i";
-  if (std::find(addressed_.begin(), addressed_.end(), pointer) == addressed_.end()) {
-    addressed_.push_back(pointer);
-  }
+  if (!std::ranges::count(addressed_, pointer)) addressed_.push_back(pointer);
   return fmt::format("i{} + {}", pointer, 16 * u);
 }
 
 std::string CpuText::load(const Statement& x, int u, bool tail) {
-  const auto w = static_cast<size_t>(x.which);
+  const int w = x.which;
   const int64_t s = inner_stride(w);
-  const bool index = window(w).source == Window::Index;
+  const bool index = window(w).index;
   const char* base = x.varies == Statement::Never ? origin() : "p";
   const std::string place = tail ? "i" : fmt::format("i + {}", 16 * u);
   if (index && s == 0) return fmt::format("splat({}{})", base, w);
@@ -143,12 +134,12 @@ std::string CpuText::load(const Statement& x, int u, bool tail) {
     vector = tail ? fmt::format("load_strided_n(p{0} + i * {1}, {1}l, n)", w, s)
                   : fmt::format("load_strided(p{0} + ({1}) * {2}, {2}l)", w, place, s);
   }
-  return fill(spelling(window(w).dtype).load, {vector});
+  return from_memory(window(w).dtype, vector);
 }
 
 std::string CpuText::store(const Statement& x, int u, bool tail) {
-  const auto w = static_cast<size_t>(x.which);
-  const std::string v = fill(spelling(window(w).dtype).store, {name(x.args[0], u)});
+  const int w = x.which;
+  const std::string v = to_memory(window(w).dtype, name(x.args[0], u));
   const int64_t s = inner_stride(w);
   // A space of one element has stride 0: its store is a tail of one lane.
   if (tail) {
@@ -158,19 +149,23 @@ std::string CpuText::store(const Statement& x, int u, bool tail) {
   if (s > 1)
     return fmt::format("store_strided(p{0} + (i + {1}) * {2}, {3}, {2}l)", w, 16 * u, s, v);
   const std::string to = address(fmt::format("p{}", w), u, tail) + ", " + v;
-  return around_[w] ? fmt::format("around ? store_nt({0}) : store({0})", to)
-                    : fmt::format("store({})", to);
+  return around_.contains(w) ? fmt::format("around ? store_nt({0}) : store({0})", to)
+                             : fmt::format("store({})", to);
 }
 
 std::string CpuText::name(int id, int u) const {
   const Statement& s = at(id);
-  if (is_literal(s)) return value(s);
+  if (is_literal(s)) return value(id, u);
   return s.varies < Statement::InRow ? fmt::format("v{}", id) : fmt::format("v{}_{}", id, u);
 }
 
-// Of a constant or number.
-std::string CpuText::value(const Statement& s) const {
+std::string CpuText::value(int id, int u) const {
+  const Statement& s = at(id);
+  if (s.kind == Statement::Formula) return formula(id, [&](int a) { return name(a, u); });
   if (s.kind == Statement::Constant) return splat(s.type, s.text);
+  // A program's one row has the length that the call gives.
+  if (s.kind == Statement::Length)
+    return splat(s.type, p_.row == p_.space.numel() ? "length" : std::to_string(p_.row));
   const Number& c = number(s);
   if (!c.control) return splat(s.type, literal(c));
   size_t k = 0;
@@ -238,18 +233,11 @@ std::string CpuText::line(int id, int u, bool tail) {
   const Statement& s = at(id);
   if (s.kind == Statement::Store) return store(s, u, tail);
   return fmt::format("const auto {} = {}", name(id, u),
-                     s.kind == Statement::Load      ? load(s, u, tail)
-                     : s.kind == Statement::Formula ? formula(id, u)
-                                                    : value(s));
-}
-std::string CpuText::formula(int id, int u) const {
-  std::vector<std::string> args;
-  for (int a : at(id).args) args.push_back(name(a, u));
-  return fill(at(id).text, args);
+                     s.kind == Statement::Load ? load(s, u, tail) : value(id, u));
 }
 void CpuText::store_numbers(const Statement& s, const std::string& place, const std::string& value,
                             const std::string& count) {
-  print("store_n({}, {}, {});\n", place, fill(spelling(window(s).dtype).store, {value}), count);
+  print("store_n({}, {}, {});\n", place, to_memory(window(s).dtype, value), count);
 }
 void CpuText::store_number(const Statement& s) {
   store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
@@ -273,13 +261,18 @@ void CpuText::accumulators(const std::vector<int>& folds) {
     }
   }
 }
-void CpuText::take(const std::vector<int>& folds, int u, const std::string& names, bool tail) {
-  for (int f : folds) {
-    const std::string sum = fill(names, {std::to_string(f)}), x = name(at(f).args[0], u);
-    const std::string in =
-        tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
-             : "(" + x + ")";
-    print("{} = {};\n", sum, combined(f, value_of(f, sum), in));
+void CpuText::take(const std::vector<int>& ids, const std::vector<int>& folds, int unroll,
+                   bool tail, const std::string& names) {
+  emit(ids, unroll, tail);
+  for (int u = 0; u < unroll; ++u) {
+    for (int f : folds) {
+      const std::string sum = fill(names, {std::to_string(f), std::to_string(u)});
+      const std::string x = name(at(f).args[0], u);
+      const std::string in =
+          tail ? fmt::format("where(first_lanes(n), {}, {})", x, name(at(f).args[1], 0))
+               : "(" + x + ")";
+      print("{} = {};\n", sum, combined(f, value_of(f, sum), in));
+    }
   }
 }
 std::string CpuText::fold_four(int fold, const std::string& names) {

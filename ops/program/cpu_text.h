@@ -7,7 +7,6 @@
 
 #include "ops/program/cpu.h"
 #include "ops/program/printer.h"
-#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
@@ -29,9 +28,6 @@ class CpuText : protected Printer {
   explicit CpuText(const Program& p);
 
  protected:
-  const Window& window(size_t w) const { return p_.windows[w]; }
-  const Window& window(const Statement& s) const { return p_.window(s); }
-  const Statement& at(int id) const { return p_.statements[static_cast<size_t>(id)]; }
   const Number& number(const Statement& s) const {
     return p_.numbers[static_cast<size_t>(s.which)];
   }
@@ -39,22 +35,19 @@ class CpuText : protected Printer {
   std::string ignored(const Statement& s) const {
     return literal(p_.numbers[static_cast<size_t>(p_.ignored(s))]);
   }
-  int64_t inner_stride(const Window& w) const { return w.stride[ndim_ - 1]; }
-  int64_t inner_stride(size_t w) const { return inner_stride(window(w)); }
-  int64_t inner_stride(const Statement& s) const { return inner_stride(window(s)); }
   /// The statements that vary so, but for literals.
   std::vector<int> all(Statement::Varies which) const;
 
   const char* origin() const { return ndim_ > 1 ? "o" : "p"; }
   static std::string pointer_type(const Window& w) {
-    return w.source == Window::Index ? "long" : fmt::format("{}*", spelling(w.dtype).element);
+    return w.index ? "long" : fmt::format("{}*", spelling(w.dtype).element);
   }
   /// Every element of the space has a place of its own there.
   bool streams(const Window& w) const;
   /// The arguments as pointers, and whether stores may go around the caches.
   void pointers();
   /// `p<w>` of windows in row `r`, a number.
-  void row_pointers(const std::string& r, const std::set<size_t>& windows);
+  void row_pointers(const std::string& r, const std::set<int>& windows);
   /// The innermost dim from `from` to `to`, `unroll` vectors at a time, then under a mask; nothing
   /// is left for that if a known length is made of whole vectors.
   void loops(const std::vector<int>& ids, const std::string& from, const std::string& to,
@@ -67,8 +60,8 @@ class CpuText : protected Printer {
   void emit(const std::vector<int>& ids, int unroll, bool tail);
   virtual std::string line(int id, int u, bool tail);
   std::string load(const Statement& x, int u, bool tail);
-  /// A formula of the operands' `u`-th vectors.
-  std::string formula(int id, int u) const;
+  /// Of a statement that is neither load nor store: its value in vector u.
+  std::string value(int id, int u) const;
   /// Stores `count` numbers, lanes of `value`, from `place` on; the one number that a window has.
   void store_numbers(const Statement& s, const std::string& place, const std::string& value,
                      const std::string& count);
@@ -82,22 +75,22 @@ class CpuText : protected Printer {
   std::string combined(int fold, const std::string& x, const std::string& y) const {
     return fill(at(fold).text, {x, y});
   }
-  /// The type of a statement's value, and of an element of it.
-  std::string vector(int id) const { return spelling(at(id).type).vector; }
-  std::string element(int id) const { return spelling(at(id).type).element; }
-  /// What a loop carries on of such values, and the value of that. Where it fits a register that is
-  /// the vector itself, which compiles faster than Parts of it.
-  std::string carried(int id) const { return fits(id) ? vector(id) : "Parts<" + vector(id) + ">"; }
+  /// The type of what a loop carries on of a statement's values, and the value of that. Where it
+  /// fits a register that is the vector itself, which compiles faster than Parts of it.
+  std::string carried(int id) const {
+    return fits(id) ? vector(id) : fmt::format("Parts<{}>", vector(id));
+  }
   std::string value_of(int id, const std::string& carried) const {
     return fits(id) ? carried : carried + ".get()";
   }
   /// The name of a function of that text, whose `$0` is the name: what several kernels call is
   /// compiled once for all of them.
   std::string function(const std::string& text);
-  /// The folds' accumulators, four each, and the lines that add vector u of a body to theirs of
-  /// those names, where $0 is the fold.
+  /// The folds' accumulators, four each, and statements over so many vectors that are added to
+  /// theirs of those names, where $0 is the fold and $1 the vector.
   void accumulators(const std::vector<int>& folds);
-  void take(const std::vector<int>& folds, int u, const std::string& names, bool tail);
+  void take(const std::vector<int>& ids, const std::vector<int>& folds, int unroll,
+            bool tail = false, const std::string& names = "a$0_$1");
   /// Of the fold's four accumulators, whose names are `names` with 0 to 3 for `$0`, what all their
   /// lanes come to.
   std::string fold_four(int fold, const std::string& names);
@@ -108,12 +101,10 @@ class CpuText : protected Printer {
   /// How many vectors the body of such statements takes at once.
   int choose_unroll(const std::vector<int>& ids) const;
 
-  const Program& p_;
   const int ndim_;
   const int64_t* const size_;
-  bool streaming_;            // It moves more than the caches keep.
-  std::vector<bool> around_;  // By window: may be stored around the caches.
-  bool any_around_ = false;
+  bool streaming_;        // It moves more than the caches keep.
+  std::set<int> around_;  // Windows that may be stored around the caches.
   CpuKernel out_;
 
  private:
@@ -121,7 +112,6 @@ class CpuText : protected Printer {
   bool is_literal(const Statement& s) const {
     return s.kind == Statement::Constant || (s.kind == Statement::Number && !number(s).control);
   }
-  std::string value(const Statement& s) const;
   bool fits(int id) const;
   size_t live_vectors(const std::vector<int>& ids) const;
 

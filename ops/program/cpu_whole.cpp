@@ -11,7 +11,7 @@ namespace {
 class WholeWalk : public CpuText {
  public:
   explicit WholeWalk(const Program& p) : CpuText(p) {
-    for (int id = 0; id < static_cast<int>(p_.statements.size()); ++id) {
+    for (int id = 0; id < statements(); ++id) {
       const Statement& s = at(id);
       const bool number = s.kind == Statement::Store && inner_stride(s) == 0;
       if (s.kind == Statement::Fold) {
@@ -50,7 +50,7 @@ class WholeWalk : public CpuText {
  private:
   void begin() {
     pointers();
-    for (size_t w = 0; w < p_.windows.size(); ++w) {
+    for (int w = 0; w < windows(); ++w) {
       if (window(w).touched()) print("{0} const p{1} = o{1};\n", pointer_type(window(w)), w);
     }
     print(
@@ -66,11 +66,6 @@ class WholeWalk : public CpuText {
     emit(all(Statement::Never), 1, false);
   }
 
-  std::string line(int id, int u, bool tail) override {
-    if (at(id).kind != Statement::Length) return CpuText::line(id, u, tail);
-    return fmt::format("const auto {} = {}", name(id, u), splat(at(id).type, "length"));
-  }
-
   void chunk() {
     print(
         "for (long c = begin; c < end; ++c) {{\nlong i = c * {0};\n"
@@ -78,8 +73,7 @@ class WholeWalk : public CpuText {
         kReduceChunk);
     accumulators(folds_);
     text_ += "for (; i + 64 <= to; i += 64) {\n";
-    emit(elements_, 4, false);
-    for (int u = 0; u < 4; ++u) take(folds_, u, fmt::format("a$0_{}", u), false);
+    take(elements_, folds_, 4);
     text_ += "}\n";
     for (int f : folds_) {
       print("{0} r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n", carried(f), f);
@@ -87,8 +81,7 @@ class WholeWalk : public CpuText {
     text_ +=
         "for (int k = 0; i < to; i += 16, ++k) {\n"
         "const int n = to - i < 16 ? (int)(to - i) : 16;\n";
-    emit(elements_, 1, true);
-    take(folds_, 0, "r$0[k]", true);
+    take(elements_, folds_, 1, true, "r$0[k]");
     text_ += "}\n";
     for (int f : folds_) print("s{}[c] = {};\n", f, fold_four(f, fmt::format("r{}[$0]", f)));
     text_ += "}\n";

@@ -1,7 +1,6 @@
 // The text of a program's kernel for a GPU.
 #include "ops/program/cuda_rows.h"
 #include "ops/program/printer.h"
-#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
@@ -10,7 +9,7 @@ namespace {
 class Text : Printer {
  public:
   Text(const Program& p, const Walk& walk, const std::string& name, bool table)
-      : p_(p), walk_(walk), name_(name), table_(table) {}
+      : Printer(p), walk_(walk), name_(name), table_(table) {}
 
   std::string run() {
     group();
@@ -20,18 +19,13 @@ class Text : Printer {
   }
 
  private:
-  int count() const { return static_cast<int>(p_.windows.size()); }
-  const Window& window(int w) const { return p_.windows[static_cast<size_t>(w)]; }
-  const char* memory(int w) const { return spelling(window(w).dtype).element; }
   Window::Reach reach(int w) const { return window(w).reach; }
   bool splat_of_all(int w) const { return reach(w) == Window::Splat; }
   template <class Which, class F> void for_windows(const Which& which, const F& f) {
-    for (int w = 0; w < count(); ++w) {
-      if (which(window(w))) f(w);
+    for (int w = 0; w < windows(); ++w) {
+      if (std::invoke(which, window(w))) f(w);
     }
   }
-  static bool stored(const Window& w) { return w.stored; }
-  static bool strided(const Window& w) { return w.by_strides(); }
   static bool turned(const Window& w) { return w.reach == Window::Turned; }
 
   // --- a group -----------------------------------------------------------------------------------
@@ -39,7 +33,7 @@ class Text : Printer {
   // What a thread has of a group: `x<w>`, its elements of each window.
   void group() {
     print("struct G_{} {{\n", name_);
-    for (int w = 0; w < count(); ++w) {
+    for (int w = 0; w < windows(); ++w) {
       if (!window(w).touched() || splat_of_all(w)) continue;
       std::string type = memory(w);
       if (window(w).in_memory() && (reach(w) == Window::Dense || reach(w) == Window::Row)) {
@@ -62,17 +56,18 @@ class Text : Printer {
   void offsets() {
     if (walk_.ndim == 0) return;
     print("struct O_{} {{\n", name_);
-    for_windows(strided, [&](int w) { print("long o{};\n", w); });
+    for_windows(&Window::by_strides, [&](int w) { print("long o{};\n", w); });
     print("}};\nBRRR_VX O_{0} offsets_{0}(const A_{0}& p, {1} r) {{\n", name_, index());
     text_ += take_apart(walk_, index());
     print("O_{} o;\n", name_);
-    for_windows(strided, [&](int w) { print("o.o{} = {};\n", w, offset_of(w, walk_.ndim)); });
+    for_windows(&Window::by_strides,
+                [&](int w) { print("o.o{} = {};\n", w, offset_of(w, walk_.ndim)); });
     text_ += "return o;\n}\n";
   }
 
   // The element of window w that lies `offset` bytes into it.
   std::string element(int w, const std::string& offset, const std::string& type) const {
-    if (window(w).source == Window::Index) return fmt::format("(long)({})", offset);
+    if (window(w).index) return fmt::format("(long)({})", offset);
     return fmt::format("*({}*)(p.a{} + {})", type, w, offset);
   }
 
@@ -88,7 +83,7 @@ class Text : Printer {
     const std::string each = unroll + (partial() && store ? "if (e + u < p.n) " : "");
     const std::string at = partial() && !store ? "(e + u < p.n ? e + u : e)" : "(e + u)";
     std::string whole, single;  // What is dense: as groups, and at the end an element at a time.
-    for (int w = 0; w < count(); ++w) {
+    for (int w = 0; w < windows(); ++w) {
       if (splat_of_all(w) || !(store ? window(w).stored : window(w).loaded)) continue;
       const auto one = [&](const std::string& type, const std::string& offset, const char* lane) {
         const std::string place = element(w, offset, type), mine = fmt::format("g.x{}{}", w, lane);
@@ -96,27 +91,19 @@ class Text : Printer {
       };
       const std::string row = fmt::format("o.o{}", w);
       const std::string dense = fmt::format("(long){} * {}", at, window(w).item());
-      switch (reach(w)) {
-        case Window::Dense:
-          if (window(w).source == Window::Index) {
-            text_ += each + one("", "e + u", ".v[u]");
-            break;
-          }
-          whole += one(pack(w), fmt::format("(long)e * {}", window(w).item()), "");
-          single += each + one(memory(w), dense, ".v[u]");
-          break;
-        case Window::Row:
-        case Window::Held:
-          text_ += one(reach(w) == Window::Row ? pack(w) : memory(w), row, "");
-          break;
-        default:
-          if (rows) {
-            const std::string step = fmt::format(" + u * p.s{}_{}", w, walk_.ndim - 1);
-            text_ += unroll + one(memory(w), vector > 1 ? row + step : row, ".v[u]");
-          } else {
-            print("{0}{{\nconst O_{1} o = offsets_{1}(p, {2});\n{3}}}\n", each, name_, at,
-                  one(memory(w), row, ".v[u]"));
-          }
+      if (reach(w) == Window::Dense && window(w).index) {
+        text_ += each + one("", "e + u", ".v[u]");
+      } else if (reach(w) == Window::Dense) {
+        whole += one(pack(w), fmt::format("(long)e * {}", window(w).item()), "");
+        single += each + one(memory(w), dense, ".v[u]");
+      } else if (reach(w) == Window::Row || reach(w) == Window::Held) {
+        text_ += one(reach(w) == Window::Row ? pack(w) : memory(w), row, "");
+      } else if (rows) {
+        const std::string step = fmt::format(" + u * p.s{}_{}", w, walk_.ndim - 1);
+        text_ += unroll + one(memory(w), vector > 1 ? row + step : row, ".v[u]");
+      } else {
+        print("{0}{{\nconst O_{1} o = offsets_{1}(p, {2});\n{3}}}\n", each, name_, at,
+              one(memory(w), row, ".v[u]"));
       }
     }
     text_ +=
@@ -136,26 +123,24 @@ class Text : Printer {
   // Element u of `group`: from what has been read of it to what will be written.
   void compute(const std::string& group) {
     std::vector<std::string> names;
+    const auto named = [&](int id) { return names[static_cast<size_t>(id)]; };
     const auto leaf = [&](const Statement& s) {
       if (s.kind == Statement::Constant) return splat(s.type, s.text);
-      if (s.kind == Statement::Number) {
-        const bool control = p_.numbers[static_cast<size_t>(s.which)].control;
-        return splat(s.type, fmt::format("{}p.c{}", control ? "*" : "", s.which));
-      }
-      const Spelling& how = spelling(window(s.which).dtype);
+      if (s.kind == Statement::Number) return splat(s.type, number(p_, s.which));
       std::string x = splat_of_all(s.which) ? "" : group + ".";
       x += fmt::format("x{}{}", s.which,
                        splat_of_all(s.which) || reach(s.which) == Window::Held ? "" : ".v[u]");
-      return s.kind == Statement::Load ? fill(how.load, {fmt::format("load(&{})", x)})
-                                       : fmt::format("store(&{}, {})", x, how.store);
+      const DType t = window(s).dtype;
+      return s.kind == Statement::Load
+                 ? from_memory(t, fmt::format("load(&{})", x))
+                 : fmt::format("store(&{}, {})", x, to_memory(t, named(s.args[0])));
     };
-    for (const Statement& s : p_.statements) {
-      std::vector<std::string> args;
-      for (int a : s.args) args.push_back(names[static_cast<size_t>(a)]);
-      const std::string text = s.kind == Statement::Formula ? fill(s.text, args) : leaf(s);
-      names.push_back(fmt::format("v{}", names.size()));
+    for (int id = 0; id < statements(); ++id) {
+      const Statement& s = at(id);
+      const std::string text = s.kind == Statement::Formula ? formula(id, named) : leaf(s);
+      names.push_back(fmt::format("v{}", id));
       if (s.kind == Statement::Store)
-        text_ += fill(text, args) + ";\n";
+        text_ += text + ";\n";
       else if (s.kind == Statement::Formula || s.kind == Statement::Load)
         print("const auto {} = {};\n", names.back(), text);
       else
@@ -209,7 +194,7 @@ class Text : Printer {
     text_ += "constexpr int u = 0;\n";
     for_windows(turned, [&](int w) { print("g[k].x{0}.v[u] = tile{0}[across][other];\n", w); });
     compute("g[k]");
-    for_windows(stored, [&](int w) { print("{} = g[k].x{}.v[u];\n", in_tile(w), w); });
+    for_windows(&Window::stored, [&](int w) { print("{} = g[k].x{}.v[u];\n", in_tile(w), w); });
     text_ += "}\n";
   }
 
@@ -221,7 +206,7 @@ class Text : Printer {
     text_ += take_apart(walk_, "unsigned");
     print("const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n", kDeviceTile,
           walk_.turned, last);
-    for_windows(strided, [&](int w) {
+    for_windows(&Window::by_strides, [&](int w) {
       print("const long base{} = {};\n", w, offset_of(w, last, walk_.turned));
     });
   }
@@ -241,7 +226,6 @@ class Text : Printer {
   }
   static constexpr int kTileRows = kDeviceThreads / kDeviceTile;
 
-  const Program& p_;
   const Walk& walk_;
   const std::string& name_;
   const bool table_;
@@ -280,6 +264,10 @@ std::string kernel_head(const char* macro, const std::string& name, const char* 
       "const A_{1} own = ((const A_{1}*)p.arguments)[low];\n"
       "{{\nconst A_{1}& p = own;\n",
       macro, name, suffix, threads);
+}
+
+std::string number(const Program& p, int which) {
+  return fmt::format("{}p.c{}", p.numbers[static_cast<size_t>(which)].control ? "*" : "", which);
 }
 
 std::string take_apart(const Walk& walk, const char* type) {

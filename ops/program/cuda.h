@@ -72,6 +72,8 @@ template <class F> void each_launch(const Walk& walk, const Space& space, const 
 /// How a kernel begins: with the argument as `p` and the number of the call's block as `block`.
 std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
                         bool table);
+/// A number of the program.
+std::string number(const Program& p, int which);
 /// The number `r` taken apart, the walk's last dim fastest: `j<d>`; of tiled dims, of the tile.
 std::string take_apart(const Walk& walk, const char* type);
 /// How many bytes into window w the element at `j<d>` lies, without those of dim `but`.
@@ -88,19 +90,9 @@ struct Divisor {
 
 /// A word of the argument: all are 64 bits.
 struct Word {
-  enum Kind : uint8_t {
-    Address,
-    Number,
-    Numel,
-    Size,
-    Mul,
-    Shift,
-    Stride,
-    Rows,     ///< One of RowWalk's numbers, in their order.
-    Scratch,  ///< Where the parts of a fold over rows go.
-    Fault,    ///< What device_fault() gives,
-    Op,       ///< and fault_op().
-  } kind;
+  /// Rows: one of RowWalk's numbers, in their order. Scratch: where the parts of a fold over rows
+  /// go. Fault and Op: what device_fault() and fault_op() give.
+  enum Kind { Address, Number, Numel, Size, Mul, Shift, Stride, Rows, Scratch, Fault, Op } kind;
   int which = 0;  ///< Window, number, dim or fold.
   int dim = 0;    ///< Of a stride.
 };
@@ -112,13 +104,11 @@ std::string declaration(Word w, const std::vector<Number>& numbers);
 template <class F>
 void each_word(const Walk& walk, const Space& space, std::span<const Window> windows,
                std::span<const Number> numbers, const F& word) {
-  int which = 0;
-  for (const Window& w : windows) {
+  for (int which = 0; const Window& w : windows) {
     if (w.in_memory()) word(Word{Word::Address, which}, static_cast<int64_t>(w.address));
     ++which;
   }
-  which = 0;
-  for (const Number& number : numbers) word(Word{Word::Number, which++}, number.bits);
+  for (int which = 0; const Number& n : numbers) word(Word{Word::Number, which++}, n.bits);
   word(Word{Word::Numel}, space.numel());
   for (int d = 0; d < walk.ndim; ++d) {
     const Divisor by(walk.parts(d, space.size[d]));
@@ -126,9 +116,8 @@ void each_word(const Walk& walk, const Space& space, std::span<const Window> win
     word(Word{Word::Mul, d}, by.mul);
     word(Word{Word::Shift, d}, by.shift);
   }
-  which = 0;
-  for (const Window& w : windows) {
-    const int64_t item = w.source == Window::Index ? 1 : w.item();
+  for (int which = 0; const Window& w : windows) {
+    const int64_t item = w.index ? 1 : w.item();
     for (int d = 0; d < walk.ndim && w.by_strides(); ++d) {
       word(Word{Word::Stride, which, d}, w.stride[d] * item);
     }

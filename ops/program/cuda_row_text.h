@@ -8,19 +8,18 @@
 
 #include "ops/program/cuda_rows.h"
 #include "ops/program/printer.h"
-#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
-class DeviceRowText : protected DeviceRowPasses, protected Printer {
+class DeviceRowText : protected Printer {
  protected:
   DeviceRowText(const Program& p, const RowWalk& walk)
-      : DeviceRowPasses(p, walk.traits.split, values_kept(walk)),
+      : Printer(p),
+        made_(p, walk.traits.split, values_kept(walk)),
         walk_(walk),
         last_(p.space.ndim - 1),
         names_(p.statements.size()) {
-    for (int id = 0; id < count(); ++id) {
-      if (!of(id).live) continue;
+    for (int id : made_.live) {
       if (at(id).kind == Statement::FoldRows) columns_.push_back(id);
       if (is_total(id)) totals_.push_back(id);
     }
@@ -30,21 +29,17 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
   static int values_kept(const RowWalk& w) {
     return w.slots ? (w.room + 16) / (w.slots * w.group() * w.traits.item / 4) : 0;
   }
+  const RowState& of(int id) const { return made_.states[static_cast<size_t>(id)]; }
+  const RowPass& pass_of(int d) const { return made_.passes[static_cast<size_t>(d)]; }
   const std::string& name(int id) const { return names_[static_cast<size_t>(id)]; }
   const std::string& named(int id) {
     return names_[static_cast<size_t>(id)] = fmt::format("v{}", id);
   }
-  const char* element(int id) const { return spelling(at(id).type).element; }
-  const char* vector(int id) const { return spelling(at(id).type).vector; }
-  const char* memory(int w) const { return spelling(window(w).dtype).element; }
-  bool is_kept(int w) const {
-    return walk_.slots && std::find(reused_.begin(), reused_.end(), w) != reused_.end();
-  }
+  bool is_kept(int w) const { return walk_.slots && std::ranges::count(made_.reused, w); }
   bool split() const { return walk_.traits.split; }
   bool is_total(int id) const {
     return at(id).kind == (split() ? Statement::Fold : Statement::Total);
   }
-  static bool in_row(const Statement& s) { return s.varies == Statement::InRow; }
 
   // An element that a row has once, or element `place` of its elements, in memory.
   std::string address(int w, const std::string& place = "") const {
@@ -60,54 +55,35 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
   // The element as a register; where it is part of a group, `own` is its name.
   std::string loaded(int id, const std::string& place, const std::string& own = "") const {
     const int w = at(id).which;
-    if (window(w).source == Window::Index) {
+    if (window(w).index) {
       if (at(id).varies == Statement::Never) return "i64(0l)";
       return fmt::format("i64(o{}{})", w, along(w, place));
     }
     const std::string from =
         own.empty() ? fmt::format("(const {}*)({})", memory(w), address(w, place)) : "&" + own;
-    return fill(spelling(window(w).dtype).load, {fmt::format("load({})", from)});
+    return from_memory(window(w).dtype, fmt::format("load({})", from));
   }
   std::string id_of(const Statement& s) const { return fmt::format("id{}", s.which); }
   std::string counts(const Statement& s) const {
     return fmt::format("counts{}_{}", s.which, s.text);
   }
-  std::string number(size_t k) const {
-    return fmt::format("{}p.c{}", p_.numbers[k].control ? "*" : "", k);
-  }
-  std::string formula(int id) const {
-    std::vector<std::string> args;
-    for (int a : at(id).args) args.push_back(name(a));
-    return fill(at(id).text, args);
-  }
   // Of a statement that is neither a fold nor a store.
   std::string value(int id, const std::string& place, const std::string& own) const {
     const Statement& s = at(id);
-    switch (s.kind) {
-      case Statement::Number:
-        return splat(s.type, number(static_cast<size_t>(s.which)));
-      case Statement::Length:
-        return splat(s.type, "p.length");
-      case Statement::Counts:
-        return fmt::format("b16(-(int){})", counts(s));
-      case Statement::IsAt:
-        return fmt::format("b16(-(int)({} == {}))", place, id_of(s));
-      case Statement::Pick:
-        return fmt::format("{} ? {} : {}{{}}", counts(s), picked(s.args[0], id_of(s)), vector(id));
-      case Statement::Load:
-        return loaded(id, place, own);
-      default:
-        return formula(id);
-    }
+    if (s.kind == Statement::Number) return splat(s.type, number(p_, s.which));
+    if (s.kind == Statement::Length) return splat(s.type, "p.length");
+    if (s.kind == Statement::Counts) return fmt::format("b16(-(int){})", counts(s));
+    if (s.kind == Statement::IsAt) return fmt::format("b16(-(int)({} == {}))", place, id_of(s));
+    if (s.kind == Statement::Pick)
+      return fmt::format("{} ? {} : {}{{}}", counts(s), picked(s.args[0], id_of(s)), vector(id));
+    if (s.kind == Statement::Load) return loaded(id, place, own);
+    return formula(id, [&](int a) { return name(a); });
   }
   // An element of the row, computed where it is.
   std::string picked(int id, const std::string& place) const {
-    const Statement& s = at(id);
-    if (!in_row(s)) return name(id);
-    if (s.kind != Statement::Formula) return value(id, place, "");
-    std::vector<std::string> args;
-    for (int a : s.args) args.push_back("(" + picked(a, place) + ")");
-    return fill(s.text, args);
+    if (!in_row(id)) return name(id);
+    if (at(id).kind != Statement::Formula) return value(id, place, "");
+    return formula(id, [&](int a) { return "(" + picked(a, place) + ")"; });
   }
   void line(int id, const std::string& place = "", const std::string& own = "") {
     if (at(id).kind == Statement::Constant)
@@ -146,9 +122,8 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
       print("const {} {} = {} ? p.size{} : 0;\n", length(), n, on, last_);
     }
     text_ += take_apart({.ndim = last_, .wide = walk_.wide}, rows_type());
-    for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
-      if (!window(w).touched()) continue;
-      print("const long {}{} = {};\n", o, w, offset_of(w, last_));
+    for (int w = 0; w < windows(); ++w) {
+      if (window(w).touched()) print("const long {}{} = {};\n", o, w, offset_of(w, last_));
     }
   }
   // Division in 64 bits is a function of a hundred instructions.
@@ -161,15 +136,15 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
   // The positions that it names, and whether they count.
   void find_ids() {
     std::set<std::string> known;
-    for (int id = 0; id < count(); ++id) {
+    for (int id : made_.live) {
       const Statement& s = at(id);
-      if (!of(id).live || !reads_id(s)) continue;
+      if (!reads_id(s)) continue;
       if (known.insert(id_of(s)).second) {
         print("const long {} = on ? *(const long*)({}) : 0;\n", id_of(s), address(s.which));
       }
       if (known.insert(counts(s)).second) {
         print("const bool {0} = on && {1} != {2} && in_range(p.fault, {1}, n, p.op);\n", counts(s),
-              id_of(s), number(static_cast<size_t>(p_.ignored(s))));
+              id_of(s), number(p_, p_.ignored(s)));
       }
     }
   }
@@ -178,24 +153,24 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
 
   // Those that depend on no row; where there are totals, once nobody reads what may lie there.
   void store_numbers(const char* before) {
-    for (int id = 0; id < count(); ++id) {
-      if (is_number_store(id) && at(at(id).args[0]).varies == Statement::Never && is_for_all(id)) {
-        text_ += before + stored(id) + ";\n";
-      }
+    for (int id : made_.live) {
+      if (is_number_store(id) && is_for_all(id)) text_ += before + stored(id) + ";\n";
     }
   }
   bool is_number_store(int id) const {
-    return of(id).live && at(id).kind == Statement::Store && !of(id).after && !is_element_store(id);
+    return at(id).kind == Statement::Store && !of(id).after && inner_stride(at(id)) == 0;
   }
-  bool is_for_all(int id) const { return !window(at(id).which).varies(last_); }
+  bool is_for_all(int id) const {
+    return at(at(id).args[0]).varies == Statement::Never && !window(at(id)).varies(last_);
+  }
   std::string stored(int id, const std::string& place = "") const {
     const int w = at(id).which;
     return fmt::format("store(({}*)({}), {})", memory(w), address(w, place),
-                       fill(spelling(window(w).dtype).store, {name(at(id).args[0])}));
+                       to_memory(window(w).dtype, name(at(id).args[0])));
   }
 
   size_t place_of(int id) const {
-    return static_cast<size_t>(std::find(columns_.begin(), columns_.end(), id) - columns_.begin());
+    return static_cast<size_t>(std::ranges::find(columns_, id) - columns_.begin());
   }
   // What a walker leaves of column `i`.
   std::string part(int id, const std::string& walker, const std::string& i) const {
@@ -267,9 +242,9 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
     after_folds([&](int id) { return of_column(id); }, "i");
   }
   template <class Which> void after_folds(const Which& which, const std::string& place) {
-    for (int id = 0; id < count(); ++id) {
+    for (int id : made_.live) {
       const Statement& s = at(id);
-      if (!of(id).live || s.kind == Statement::FoldRows || !which(id)) continue;
+      if (s.kind == Statement::FoldRows || !which(id)) continue;
       if (s.kind == Statement::Store)
         print("{};\n", stored(id, place));
       else
@@ -279,12 +254,11 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
   // Whether it is made of columns' folds; or an operand of such, an element that all rows share.
   bool of_column(int id) const {
     const Statement& s = at(id);
-    if (s.kind == Statement::Store) return of(id).after && inner_stride(s.which) != 0;
-    if (of(id).after || !in_row(s)) return in_row(s);
-    for (int x = id + 1; x < count(); ++x) {
-      const auto& args = at(x).args;
+    if (s.kind == Statement::Store) return of(id).after && inner_stride(s) != 0;
+    if (of(id).after || !in_row(id)) return in_row(id);
+    for (int x = id + 1; x < statements(); ++x) {
       if (at(x).kind == Statement::FoldRows || at(x).kind == Statement::Total) continue;
-      if (std::find(args.begin(), args.end(), id) != args.end() && of_column(x)) return true;
+      if (std::ranges::count(at(x).args, id) && of_column(x)) return true;
     }
     return false;
   }
@@ -307,6 +281,7 @@ class DeviceRowText : protected DeviceRowPasses, protected Printer {
     after_folds([&](int id) { return of(id).after && !of_column(id) && !is_total(id); }, "");
   }
 
+  const DeviceRowPasses made_;
   const RowWalk& walk_;
   const int last_;
   std::vector<std::string> names_;  // By statement: what it is called in the text.

@@ -61,53 +61,51 @@ bool in_groups(const Window& w, const Space& space, const RowWalk& walk) {
 
 }  // namespace
 
-DeviceRowPasses::DeviceRowPasses(const Program& p, bool split, int values)
-    : p_(p), states_(row_states(p)) {
+DeviceRowPasses::DeviceRowPasses(const Program& p, bool split, int values) : states(row_states(p)) {
   std::vector<bool> is_long;  // By statement: whether a polynomial is behind it.
-  for (int id = 0; id < count(); ++id) {
-    RowState& s = states_[static_cast<size_t>(id)];
-    const auto after = [&](int a) { return at(a).kind == Statement::Fold || of(a).after; };
-    if (split) s.after = std::any_of(at(id).args.begin(), at(id).args.end(), after);
-    if (s.live && !split) deepest_ = std::max(deepest_, s.depth);
+  for (size_t id = 0; id < states.size(); ++id) {
+    const Statement& x = p.statements[id];
+    RowState& s = states[id];
+    const auto after = [&](int a) {
+      return p.at(a).kind == Statement::Fold || states[static_cast<size_t>(a)].after;
+    };
+    if (split) s.after = std::ranges::any_of(x.args, after);
+    if (s.live) live.push_back(static_cast<int>(id));
+    if (s.live && !split) deepest = std::max(deepest, s.depth);
     const auto already = [&](int a) { return is_long[static_cast<size_t>(a)]; };
-    is_long.push_back(
-        at(id).varies == Statement::InRow &&
-        (at(id).cost > 1 || std::any_of(at(id).args.begin(), at(id).args.end(), already)));
+    is_long.push_back(x.varies == Statement::InRow &&
+                      (x.cost > 1 || std::ranges::any_of(x.args, already)));
   }
-  passes_ = row_passes(p, states_, deepest_, [&](int id) {
-    return at(id).kind == Statement::Formula && is_floating(at(id).type) &&
+  passes = row_passes(p, states, deepest, [&](int id) {
+    return p.at(id).kind == Statement::Formula && is_floating(p.at(id).type) &&
            is_long[static_cast<size_t>(id)] && values-- > 0;
   });
   std::vector<int> reads(p.windows.size());
-  for (const RowPass& pass : passes_) {
+  for (const RowPass& pass : passes) {
     for (int id : pass.list) {
-      if (at(id).kind == Statement::Load) ++reads[static_cast<size_t>(at(id).which)];
+      if (p.at(id).kind == Statement::Load) ++reads[static_cast<size_t>(p.at(id).which)];
     }
   }
   for (size_t w = 0; w < reads.size(); ++w) {  // What all rows share is near anyway.
     const bool own = p.windows[w].in_memory() && p.windows[w].varies(p.space.ndim - 1);
-    if (reads[w] > 1 && own) reused_.push_back(static_cast<int>(w));
+    if (reads[w] > 1 && own) reused.push_back(static_cast<int>(w));
   }
 }
 
 RowTraits row_traits(const Program& p, bool split) {
-  RowTraits t;
-  t.split = split;
-  const DeviceRowPasses passes(p, t.split);
-  t.reused = static_cast<int>(passes.reused().size());
-  for (int id = 0; id < passes.count(); ++id) {
-    const Statement& s = p.statements[static_cast<size_t>(id)];
-    if (!passes.of(id).live) continue;
+  const DeviceRowPasses made(p, split);
+  RowTraits t{.reused = static_cast<int>(made.reused.size()), .split = split};
+  for (int id : made.live) {
+    const Statement& s = p.at(id);
     // Of a piece of a row nothing of these can be told.
     t.folds |= ends_pass(s) || s.kind == Statement::Counts || s.kind == Statement::IsAt ||
                s.kind == Statement::Total;
     const bool column = s.kind == Statement::FoldRows;
-    const bool total = s.kind == Statement::Total || (t.split && s.kind == Statement::Fold);
+    const bool total = s.kind == Statement::Total || (split && s.kind == Statement::Fold);
     t.columns += column;
     t.totals += total;
-    if (column || total || ends_pass(s)) {
-      t.item = std::max(t.item, static_cast<int>(itemsize(s.type)));
-    }
+    if (!column && !total && !ends_pass(s)) continue;
+    t.item = std::max(t.item, static_cast<int>(itemsize(s.type)));
   }
   return t;
 }
@@ -143,10 +141,10 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
   if (traits.columns) walk.steps = steps_of(walk);
   // Places that do not depend on each other: a lane has a group. A number of a row that is written
   // is one walker's.
-  const bool apart = traits.columns && !traits.folds &&
-                     std::none_of(windows.begin(), windows.end(), [&](const Window& w) {
-                       return w.stored && w.stride[space.ndim - 1] == 0;
-                     });
+  const bool apart =
+      traits.columns && !traits.folds && std::ranges::none_of(windows, [&](const Window& w) {
+        return w.stored && w.stride[space.ndim - 1] == 0;
+      });
   if (apart) longest = kWarp * walk.group();
   if (traits.split) longest = kLongestPiece;
   if (traits.split || (longest && walk.n > longest)) cut(walk, space, windows, outer, longest);

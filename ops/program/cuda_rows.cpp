@@ -1,9 +1,86 @@
-// The text of a GPU's kernels for a program with rows.
+// The text of a GPU's kernels for a program with rows, and what they are written in: packs of
+// elements in memory, folds across the lanes of a warp and the warps of a block.
 #include <map>
 
 #include "ops/program/cuda_row_text.h"
 
 namespace brrr::program {
+
+const char kRowText[] = R"(
+// N elements that are aligned as one piece of memory, or as pieces of 16 bytes.
+template <class T, int N> BRRR_VX void take(T (&v)[N], const char* p) {
+  constexpr int step = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
+#pragma unroll
+  for (int k = 0; k < N; k += step) {
+    const Pack<T, step> raw = *(const Pack<T, step>*)(p + k * sizeof(T));
+#pragma unroll
+    for (int u = 0; u < step; ++u) v[k + u] = raw.v[u];
+  }
+}
+template <class T, int N> BRRR_VX void give(char* p, const T (&v)[N]) {
+  constexpr int step = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
+#pragma unroll
+  for (int k = 0; k < N; k += step) {
+    Pack<T, step> raw;
+#pragma unroll
+    for (int u = 0; u < step; ++u) raw.v[u] = v[k + u];
+    *(Pack<T, step>*)(p + k * sizeof(T)) = raw;
+  }
+}
+// The same elements one by one, `stride` bytes behind each other.
+template <class T, int N> BRRR_VX void take_each(T (&v)[N], const char* p, long stride) {
+#pragma unroll
+  for (int k = 0; k < N; ++k) v[k] = *(const T*)(p + k * stride);
+}
+template <class T, int N> BRRR_VX void give_each(char* p, long stride, const T (&v)[N]) {
+#pragma unroll
+  for (int k = 0; k < N; ++k) *(T*)(p + k * stride) = v[k];
+}
+template <class T> BRRR_VX T* shared_row() {
+  __shared__ T all[32];
+  return all;
+}
+template <class T> BRRR_VX T* shared_square() {
+  __shared__ T all[32 * 33];
+  return all;
+}
+// What the lanes of a walker have, combined: the same bits in each lane, as the lower lane always
+// comes first. All threads of the block take part.
+template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
+#pragma unroll
+  for (int d = (kLanes < 32 ? kLanes : 32) / 2; d > 0; d /= 2) {
+    const V other = V(shuffle_xor(x.v, d));
+    x = threadIdx.x & d ? combine(other, x) : combine(x, other);
+  }
+  if constexpr (kLanes > 32) {
+    constexpr int warps = kLanes > 32 ? kLanes / 32 : 1;  // NVRTC looks at what is not taken, too.
+    auto* const partial = shared_row<decltype(V::v)>();
+    __syncthreads();  // Its last use is over.
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x.v;
+    __syncthreads();
+    x = across<warps>(V(partial[threadIdx.x % warps]), combine);
+  }
+  return x;
+}
+// What some slots have of each of some columns, combined, in the threads of slot 0: neighbouring
+// lanes take the slots of a column.
+template <int kSlots, int kColumns, class V, class C> BRRR_VX V down(V x, C combine) {
+  if constexpr (kSlots > 1) {
+    auto* const partial = shared_square<decltype(V::v)>();
+    constexpr int step = kColumns + 1;
+    const int column = threadIdx.x / kSlots, slot = threadIdx.x % kSlots;
+    __syncthreads();  // Its last use is over.
+    partial[threadIdx.x / kColumns * step + threadIdx.x % kColumns] = x.v;
+    __syncthreads();
+    x = across<kSlots>(V(partial[slot * step + column]), combine);
+    __syncthreads();
+    if (slot == 0) partial[column] = x.v;
+    __syncthreads();
+    x = V(partial[threadIdx.x % kColumns]);
+  }
+  return x;
+}
+)";
 
 namespace {
 
@@ -13,12 +90,9 @@ class RowText : DeviceRowText {
       : DeviceRowText(p, walk), name_(name), table_(table) {}
 
   std::string run(Stage stage) {
-    const int threads = stage == Stage::Elements  ? walk_.threads()
-                        : stage == Stage::Columns ? walk_.folders() * walk_.across()
-                                                  : 1024;
-    text_ += kernel_head("BLOCK_KERNEL", name_, suffix(stage), threads, table_);
-    for (int id = 0; id < count(); ++id) {
-      const bool computed = of(id).live && !of(id).after && at(id).kind != Statement::Store;
+    text_ += kernel_head("BLOCK_KERNEL", name_, suffix(stage), walk_.threads(stage), table_);
+    for (int id : made_.live) {
+      const bool computed = !of(id).after && at(id).kind != Statement::Store;
       if (computed && at(id).varies == Statement::Never) line(id);
     }
     stage == Stage::Elements ? rows() : stage == Stage::Columns ? columns() : numbers();
@@ -32,7 +106,7 @@ class RowText : DeviceRowText {
     if (columns_.empty()) return find_row("row", fmt::format("r / ({})p.matrix", rows_type()));
     if (!walk_.even) return find_row("on ? row : first", "m");
     print("const {} n = on ? whole : 0;\nconst int beyond = on ? row - first : 0;\n", length());
-    for (int w = 0; w < static_cast<int>(p_.windows.size()); ++w) {
+    for (int w = 0; w < windows(); ++w) {
       if (window(w).touched())
         print("const long o{0} = base{0} + beyond * p.s{0}_{1};\n", w, last_ - 1);
     }
@@ -98,14 +172,14 @@ class RowText : DeviceRowText {
   void one_row() {
     find_step();
     find_ids();
-    for (int id = 0; id < count(); ++id) {
+    for (int id : made_.live) {
       if (of(id).kept) print("{} e{}[{}][{}];\n", vector(id), id, walk_.slots, walk_.group());
     }
-    for (int d = 0; d <= deepest_; ++d) {
-      for (int id = 0; id < count(); ++id) {
+    for (int d = 0; d <= made_.deepest; ++d) {
+      for (int id : made_.live) {
         const Statement& s = at(id);
-        if (of(id).live && of(id).depth == d && s.varies == Statement::WithRow && !ends_pass(s) &&
-            !of(id).after && s.kind != Statement::Store && !is_total(id)) {
+        if (of(id).depth == d && s.varies == Statement::WithRow && !ends_pass(s) && !of(id).after &&
+            s.kind != Statement::Store && !is_total(id)) {
           line_of_row(id);
         }
       }
@@ -121,10 +195,9 @@ class RowText : DeviceRowText {
     const int groups = walk_.group() == 1 ? 8 : 4;
     if (walk_.threads() <= kDeviceThreads) return groups;
     if (walk_.traits.item > 4) return 1;
-    const auto windows = std::count_if(pass.list.begin(), pass.list.end(), [&](int id) {
+    const auto windows = std::ranges::count_if(pass.list, [&](int id) {
       const Statement::Kind kind = at(id).kind;
-      return (kind == Statement::Load || kind == Statement::Store) &&
-             window(at(id).which).in_memory();
+      return (kind == Statement::Load || kind == Statement::Store) && window(at(id)).in_memory();
     });
     return std::max(1, groups / std::max(1, static_cast<int>(windows)));
   }
@@ -135,17 +208,17 @@ class RowText : DeviceRowText {
   // Rows that are asked for together, where none of them has a fold that waits for its elements.
   int rows_ahead() const {
     int row = 0;
-    for (int id : passes_[0].list) {
+    for (int id : pass_of(0).list) {
       if (loads_memory(id)) row += registers(at(id).which, walk_.slots);
     }
-    return walk_.slots && deepest_ == 0 && row ? std::clamp(48 / row, 1, 8) : 1;
+    return walk_.slots && made_.deepest == 0 && row ? std::clamp(48 / row, 1, 8) : 1;
   }
   // Several walkers have lanes of a warp, and go on together.
   bool shares_warps() const { return walk_.lanes() > 1 && walk_.lanes() < 32; }
   bool always_on() const { return !columns_.empty() && !shares_warps() && rows_ahead() == 1; }
   bool stores_elements() const {
-    const std::vector<int>& last = passes_.back().list;
-    return std::any_of(last.begin(), last.end(), [&](int id) { return is_element_store(id); });
+    return std::ranges::any_of(made_.passes.back().list,
+                               [&](int id) { return is_element_store(p_, at(id), of(id)); });
   }
   // Until all of them have what they want of the row's memory.
   void wait_for_lanes() {
@@ -156,12 +229,12 @@ class RowText : DeviceRowText {
 
   // The elements of a pass, one group after the other.
   void pass(int d) {
-    const RowPass& pass = passes_[static_cast<size_t>(d)];
+    const RowPass& pass = pass_of(d);
     for (int id : pass.picks) line(id);
     for (int f : pass.folds) print("{} {} = {};\n", vector(f), named(f), init(f));
     if (pass.list.empty() && pass.folds.empty()) return;
     // A lane may overwrite what another one still wants of this row.
-    const bool stores = d == deepest_ && stores_elements();
+    const bool stores = d == made_.deepest && stores_elements();
     if (d > 0) std::erase_if(own_, [&](const auto& own) { return !is_kept(own.first); });
     if (walk_.slots) ask(d, walk_.slots, "", [] {});
     if (stores) wait_for_lanes();
@@ -171,7 +244,7 @@ class RowText : DeviceRowText {
     // all groups side by side.
     const bool crowded = walk_.traits.item > 4 || (walk_.group() == 1 && walk_.room < 64);
     const bool skips =
-        crowded || std::any_of(pass.list.begin(), pass.list.end(), [&](int id) {
+        crowded || std::ranges::any_of(pass.list, [&](int id) {
           return (at(id).kind == Statement::FoldRows && !(walk_.slots && always_on())) ||
                  // What another lane may have written; weights nobody writes.
                  (stores && walk_.slots && loads_memory(id) && !own_.contains(at(id).which) &&
@@ -225,7 +298,7 @@ class RowText : DeviceRowText {
     // More of them would leave fewer warps.
     int room = walk_.threads() > kDeviceThreads ? walk_.room : 32;
     if (walk_.group() == 1) room = std::min(room, walk_.room - 64);
-    for (int id : passes_[static_cast<size_t>(d)].list) {
+    for (int id : pass_of(d).list) {
       const int w = at(id).which;
       if (!loads_memory(id) || own_.contains(w)) continue;
       // Rows that are asked for together are as many as there is room for.
@@ -257,8 +330,7 @@ class RowText : DeviceRowText {
     for (int id : pass.list) {
       const Statement& s = at(id);
       if (s.kind == Statement::Store) {
-        print("store(&y{}[u], {});\n", s.which,
-              fill(spelling(window(s.which).dtype).store, {name(s.args[0])}));
+        print("store(&y{}[u], {});\n", s.which, to_memory(window(s).dtype, name(s.args[0])));
       } else if (s.kind == Statement::FoldRows) {
         add_to_column(id);
       } else if (of(id).kept && of(id).pass < d) {
@@ -281,7 +353,7 @@ class RowText : DeviceRowText {
     }
   }
   bool loads_memory(int id) const {
-    return at(id).kind == Statement::Load && window(at(id).which).in_memory();
+    return at(id).kind == Statement::Load && window(at(id)).in_memory();
   }
   std::string load_group(int w, const std::string& at) {
     return window(w).reach == Window::Row
@@ -291,11 +363,8 @@ class RowText : DeviceRowText {
 
   void numbers_of_row() {
     std::string each;
-    for (int id = 0; id < count(); ++id) {
-      if (is_number_store(id) &&
-          !(at(at(id).args[0]).varies == Statement::Never && is_for_all(id))) {
-        each += fmt::format("{};\n", stored(id));
-      }
+    for (int id : made_.live) {
+      if (is_number_store(id) && !is_for_all(id)) each += stored(id) + ";\n";
     }
     for (size_t k = 0; k < totals_.size(); ++k) {
       each += fmt::format("store(({}*)p.t{} + row, {});\n", element(totals_[k]),

@@ -34,26 +34,14 @@ RowTraits row_traits(const Program& p, bool split);
 
 /// What is computed when: a pass for each depth of folds. Values of elements are computed anew in
 /// each, but for at most so many that are long to compute and stay in registers.
-class DeviceRowPasses {
- public:
+struct DeviceRowPasses {
   DeviceRowPasses(const Program& p, bool split, int values = 0);
 
-  int count() const { return static_cast<int>(p_.statements.size()); }
-  const Statement& at(int id) const { return p_.statements[static_cast<size_t>(id)]; }
-  const RowState& of(int id) const { return states_[static_cast<size_t>(id)]; }
-  const Window& window(int w) const { return p_.windows[static_cast<size_t>(w)]; }
-  int64_t inner_stride(int w) const { return window(w).stride[p_.space.ndim - 1]; }
-  bool is_element_store(int id) const {
-    return at(id).kind == Statement::Store && !of(id).after && inner_stride(at(id).which) != 0;
-  }
-  const std::vector<int>& reused() const { return reused_; }
-
- protected:
-  const Program& p_;
-  std::vector<RowState> states_;
-  int deepest_ = 0;
-  std::vector<RowPass> passes_;
-  std::vector<int> reused_;  ///< Windows that several passes read.
+  std::vector<RowState> states;
+  std::vector<int> live;  ///< Statements that a result depends on.
+  int deepest = 0;
+  std::vector<RowPass> passes;
+  std::vector<int> reused;  ///< Windows that several passes read.
 };
 
 inline constexpr int64_t kLongestPiece = 16384;
@@ -87,7 +75,10 @@ struct RowWalk {
   bool ragged() const { return pieces > 1 || traits.split; }  ///< The last piece may be shorter.
   int group() const { return 1 << log_group; }
   int lanes() const { return 1 << log_lanes; }
-  int threads() const { return lanes() < kDeviceThreads ? kDeviceThreads : lanes(); }
+  int threads(Stage stage = Stage::Elements) const {
+    if (stage == Stage::Elements) return std::max(lanes(), kDeviceThreads);
+    return stage == Stage::Columns ? folders() * across() : 1024;
+  }
   int side() const { return threads() / lanes(); }                  ///< Walkers of a block.
   int64_t walkers() const { return (matrix + steps - 1) / steps; }  ///< Of a matrix.
   /// Slots for walkers in a block that adds up what they left, and columns that it does so for:
@@ -123,8 +114,8 @@ extern const char kRowText[];
 template <class F> void each_launch(const RowWalk& w, const Space&, const F& launch) {
   const int64_t all = w.matrices * w.walkers(), across = (w.n + w.across() - 1) / w.across();
   if (w.rows > 0) launch(Stage::Elements, (all + w.side() - 1) / w.side(), w.threads());
-  if (w.traits.columns) launch(Stage::Columns, w.matrices * across, w.folders() * w.across());
-  if (w.traits.totals) launch(Stage::Numbers, int64_t{1}, 1024);
+  if (w.traits.columns) launch(Stage::Columns, w.matrices * across, w.threads(Stage::Columns));
+  if (w.traits.totals) launch(Stage::Numbers, int64_t{1}, w.threads(Stage::Numbers));
 }
 
 /// Of scratch memory the value is the place in it.
@@ -132,9 +123,8 @@ template <class F>
 void each_word(const RowWalk& walk, const Space& space, std::span<const Window> windows,
                std::span<const Number> numbers, const F& word) {
   each_word(Walk{.ndim = space.ndim, .notes = true}, space, windows, numbers, word);
-  int k = 0;
-  for (const auto& number : RowWalk::numbers) word(Word{Word::Rows, k++}, walk.*number.value);
-  for (k = 0; k < walk.traits.columns + walk.traits.totals; ++k) {
+  for (int k = 0; const auto& n : RowWalk::numbers) word(Word{Word::Rows, k++}, walk.*n.value);
+  for (int k = 0; k < walk.traits.columns + walk.traits.totals; ++k) {
     word(Word{Word::Scratch, k}, walk.scratch(k));
   }
 }

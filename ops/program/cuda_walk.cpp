@@ -44,7 +44,7 @@ int widest(const Space& space, std::span<const Window> all, int64_t row, const W
   }
   for (int64_t v = largest ? kWidest / largest : 1; v > 1; v /= 2) {
     const auto fits = [&](const Window& o) { return !which(o) || packs(o, v, space); };
-    if (row % v == 0 && std::all_of(all.begin(), all.end(), fits)) return static_cast<int>(v);
+    if (row % v == 0 && std::ranges::all_of(all, fits)) return static_cast<int>(v);
   }
   return 1;
 }

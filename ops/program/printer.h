@@ -1,11 +1,11 @@
 #pragma once
-// The text of a kernel, printed line by line.
-
-#include <fmt/format.h>
+// The text of a program's kernel, printed line by line: what all targets name alike.
 
 #include <iterator>
-#include <string>
 #include <utility>
+
+#include "ops/program/program.h"
+#include "ops/vocabulary/spelling.h"
 
 namespace brrr::program {
 
@@ -24,14 +24,44 @@ inline std::string indented(const std::string& text) {
   return all;
 }
 
+/// A register of what lies in memory as dtype t, and the way back.
+inline std::string from_memory(DType t, const std::string& x) {
+  return fill(spelling(t).load, {x});
+}
+inline std::string to_memory(DType t, const std::string& x) { return fill(spelling(t).store, {x}); }
+
 class Printer {
  protected:
+  explicit Printer(const Program& p) : p_(p) {}
+
+  const Statement& at(int id) const { return p_.at(id); }
+  const Window& window(int w) const { return p_.window(w); }
+  const Window& window(const Statement& s) const { return p_.window(s); }
+  int statements() const { return static_cast<int>(p_.statements.size()); }
+  int windows() const { return static_cast<int>(p_.windows.size()); }
+  bool in_row(int id) const { return at(id).varies == Statement::InRow; }
+  /// Of the dim that is walked innermost.
+  int64_t inner_stride(const Window& w) const { return w.stride[p_.space.ndim - 1]; }
+  int64_t inner_stride(int w) const { return inner_stride(window(w)); }
+  int64_t inner_stride(const Statement& s) const { return inner_stride(window(s)); }
+  /// The type of a statement's value, of an element of it, and of one of a window.
+  const char* vector(int id) const { return spelling(at(id).type).vector; }
+  const char* element(int id) const { return spelling(at(id).type).element; }
+  const char* memory(int w) const { return spelling(window(w).dtype).element; }
+  /// The statement's formula of what `value(id)` says of its arguments.
+  template <class F> std::string formula(int id, const F& value) const {
+    std::vector<std::string> args;
+    for (int a : at(id).args) args.push_back(value(a));
+    return fill(at(id).text, args);
+  }
+
   template <class... A> void print(fmt::format_string<A...> text, A&&... args) {
     fmt::format_to(std::back_inserter(text_), text, std::forward<A>(args)...);
   }
   /// What has been printed since the last time.
   std::string printed() { return indented(std::exchange(text_, {})); }
 
+  const Program& p_;
   std::string text_;
 };
 

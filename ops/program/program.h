@@ -28,10 +28,6 @@ struct Space {
 /// An operand that has an element for each of the space. One that is neither loaded nor stored is
 /// in a register only: it carries a value from step to step.
 struct Window {
-  enum Source : uint8_t {
-    Memory,
-    Index,  ///< No memory: the element is the offset itself, an int64.
-  };
   /// How the walk of a GPU (cuda.h) reaches it.
   enum Reach : uint8_t {
     Dense,    ///< At the element's own number; a group in one access.
@@ -44,13 +40,13 @@ struct Window {
   DType dtype = DType::Float32;
   bool loaded = false;  ///< Read before anything in the program has written it.
   bool stored = false;  ///< Written, and wanted afterwards.
-  Source source = Memory;
+  bool index = false;   ///< There is no memory: the element is the offset itself, an int64.
   Reach reach = Dense;
   uintptr_t address = 0;            ///< Or what it leaves modulo 16.
   int64_t stride[kSpaceDims] = {};  ///< Over the space's dims, in elements.
 
   bool touched() const { return loaded || stored; }
-  bool in_memory() const { return touched() && source == Memory; }
+  bool in_memory() const { return touched() && !index; }
   /// Whether that walk reaches it by strides.
   bool by_strides() const { return touched() && reach != Dense && reach != Splat; }
   int64_t item() const { return static_cast<int64_t>(itemsize(dtype)); }
@@ -86,7 +82,9 @@ struct Program {
   /// Loads first, stores last; every statement comes after its arguments.
   Statements statements;
 
-  const Window& window(const Statement& s) const { return windows[static_cast<size_t>(s.which)]; }
+  const Statement& at(int id) const { return statements[static_cast<size_t>(id)]; }
+  const Window& window(int w) const { return windows[static_cast<size_t>(w)]; }
+  const Window& window(const Statement& s) const { return window(s.which); }
   /// Of a statement that reads an id.
   int ignored(const Statement& s) const { return std::stoi(s.text); }
   /// Of the window's elements in memory.
@@ -111,6 +109,10 @@ struct RowState {
   int pass = -1;       ///< and that is the first.
 };
 std::vector<RowState> row_states(const Program& p);
+/// Whether it stores elements of a row, in a pass over them.
+inline bool is_element_store(const Program& p, const Statement& s, const RowState& state) {
+  return s.kind == Statement::Store && !state.after && p.window(s).stride[p.space.ndim - 1] != 0;
+}
 /// Whether it ends a pass over the elements of a row.
 inline bool ends_pass(const Statement& s) {
   return s.kind == Statement::Fold || s.kind == Statement::Pick;
