@@ -72,7 +72,10 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
     if (n_out > 1 || i.n_made) continue;
     if (t == kBool && i.traits.no_bool) continue;
     if (i.traits.wide && t != kFloat64 && t != kInt64) continue;
-    direct[static_cast<int>(t)] = i.loop(t);
+    const auto k = static_cast<size_t>(t);
+    direct[k] = i.loop(t);
+    direct_out[k] = i.mask_out[0] ? kBool : t;
+    direct_bytes[k] = static_cast<uint8_t>(itemsize(direct_out[k]));
   }
 }
 
@@ -96,14 +99,16 @@ static Tensor run_gradient(VjpCall& v, int i) {
   const Node& n = v.node;
   const PointwiseInfo& info = *n.op->pointwise;
   const uint64_t uses = info.grad_uses[i];
-  TensorImpl* in[kMaxOperands] = {};
+  TensorImpl* in[kMaxOperands];
   OpCall c(*info.grads[i], in, n.n_in + 2);
   auto unused = [&](int k) {
+    in[k] = nullptr;
     c.attrs.kinds |= 3u << (2 * k);
     c.attrs.push(0.0);
   };
   for (int k = 0, word = 0; k < n.n_in; ++k) {
     if (n.attrs.kind(k)) {
+      in[k] = nullptr;
       push_scalar_of(n, k, word++, c);
     } else if (uses >> k & 1) {
       in[k] = v.borrow_input(k);
@@ -261,9 +266,9 @@ template <int N>
   static constexpr int64_t step[] = {1, 1};
   const TensorImpl& a = *in[0];
   const auto t = static_cast<int>(a.dtype);
-  const DType dtype = op.info.mask_out[0] ? kBool : a.dtype;
+  const DType dtype = op.direct_out[t];
   // Constants from here on: the device is known.
-  Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * itemsize(dtype));
+  Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * op.direct_bytes[t]);
   Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a, kCPU)));
   s->data = backend(DeviceType::CPU).allocate(s->bytes);
   if (!s->data) [[unlikely]]

@@ -184,16 +184,19 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
   }
 #elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) {
-    // A masked store takes twelve cycles, also one that writes nothing or all.
+    // A masked store takes twelve cycles, also one that writes all.
     if (__builtin_constant_p(n == 1) && n == 1) return (void)__builtin_memcpy(p, &v, sizeof(T));
     constexpr int parts = sizeof(V) / 32;
     i32x8 part[parts];
     __builtin_memcpy(&part, &v, sizeof v);
-    if (parts == 2 && n >= 8) __builtin_memcpy(p, &part, 32);
-    if (n == 8 * parts) return (void)__builtin_memcpy(p + 8 * (parts - 1), &part[parts - 1], 32);
-    const i32x8 rest = n >= 8 ? part[parts - 1] : part[0];
-    const int done = n & 8;
-    __builtin_ia32_maskstored256((i32x8*)(p + done), first_lanes8(n - done), rest);
+    const auto store_some = [=](int h, int some) {
+      __builtin_ia32_maskstored256((i32x8*)p + h, first_lanes8(some), part[h]);
+    };
+    if (n < 8) return store_some(0, n);
+    __builtin_memcpy(p, &part[0], 32);
+    if (parts == 1) return;
+    if (n < 16) return store_some(parts - 1, n - 8);
+    __builtin_memcpy(p + 8, &part[parts - 1], 32);
     return;
   }
 #endif
