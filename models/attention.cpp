@@ -4,7 +4,6 @@
 #include "ops/factory_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
-#include "ops/view_ops.h"
 
 namespace brrr::models {
 
@@ -33,8 +32,7 @@ CausalSelfAttention::CausalSelfAttention(const SelfAttentionOptions& o)
 // Queries, keys and values [batch, heads, time, width / heads]: views of one product.
 CausalSelfAttention::Heads CausalSelfAttention::project(const Tensor& x, const Tensor& positions) {
   BRRR_CHECK(x.dim() == 3 && x.size(2) == options_.width,
-             "CausalSelfAttention: takes [batch, time, {}], got {}", options_.width,
-             describe(x.impl()));
+             "CausalSelfAttention: takes [batch, time, {}], got {}", options_.width, describe(x));
   const int64_t heads = options_.heads, width = options_.width / heads;
   const Tensor all = c_attn_(x).view({x.size(0), x.size(1), 3 * heads, width});
   std::vector<Tensor> h;

@@ -65,9 +65,8 @@ template <class T>
 static T take_number(const std::string& path, Metadata& metadata, const char* key) {
   const auto node = metadata.extract(key);
   BRRR_CHECK(!node.empty(),
-             "load_checkpoint: {} has no {}: it is a model, not a whole checkpoint; "
-             "use load",
-             path, key);
+             "load_checkpoint: {} has no {}: it is a model, not a whole checkpoint; use load", path,
+             key);
   const std::string& text = node.mapped();
   T v{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);

@@ -217,12 +217,11 @@ struct DataParallel::State final : GradientHook, NotCopied {
   void ready(TensorImpl& leaf) override {
     const auto at = index.find(&leaf);
     if (at == index.end()) return;
-    BRRR_CHECK(
-        expected,
-        "DataParallel: a backward pass into parameter {}, {}, without a forward pass through "
-        "ddp(x): it would not be exchanged. Call ddp(x) instead of model(x), add losses and "
-        "go backward once, or call begin_pass() before each pass",
-        named[at->second].first, describe(&leaf));
+    BRRR_CHECK(expected,
+               "DataParallel: a backward pass into parameter {}, {}, without a forward pass "
+               "through ddp(x): it would not be exchanged. Call ddp(x) instead of model(x), add "
+               "losses and go backward once, or call begin_pass() before each pass",
+               named[at->second].first, describe(&leaf));
     reached = true;
     if (!last_pass() || size() == 1) return;
     begin(at->second);
@@ -334,10 +333,10 @@ void gradients_used(const std::vector<Tensor>& parameters) {
 
 DataParallel::DataParallel(models::Module& module, DataParallelOptions options) {
   BRRR_CHECK(!context.recorder, "DataParallel: make it outside of the step");
-  BRRR_CHECK(options.accumulate > 0 && options.accumulate <= INT32_MAX && options.bucket_bytes >= 0,
-             "DataParallel: accumulate must be from 1 to {}, got {}; bucket_bytes not negative, "
-             "got {}",
-             INT32_MAX, options.accumulate, options.bucket_bytes);
+  BRRR_CHECK(
+      options.accumulate > 0 && options.accumulate <= INT32_MAX && options.bucket_bytes >= 0,
+      "DataParallel: accumulate must be from 1 to {}, got {}; bucket_bytes not negative, got {}",
+      INT32_MAX, options.accumulate, options.bucket_bytes);
   if (size() > 1) {
     check_alike("DataParallel: the ranks' models", features(module, options));
     const NoGradGuard guard;

@@ -42,10 +42,9 @@ std::unique_ptr<Module> make_norm(const GPTOptions& o) {
 void check_ids(const char* what, const Tensor& ids, int64_t most) {
   BRRR_CHECK(ids.defined() && ids.dtype() == kInt64 && ids.dim() == 2,
              "GPT: {} must be int64 [batch, time], got {}", what, describe(ids));
-  BRRR_CHECK(ids.size(1) > 0, "GPT: {} {} hold no token; give at least one", what,
-             describe(ids.impl()));
+  BRRR_CHECK(ids.size(1) > 0, "GPT: {} {} hold no token; give at least one", what, describe(ids));
   BRRR_CHECK(ids.size(1) <= most, "GPT: {} {} are longer than the context of {}; crop them", what,
-             describe(ids.impl()), most);
+             describe(ids), most);
 }
 
 }  // namespace
@@ -174,8 +173,8 @@ Tensor GPT::forward(const Tensor& ids, const Tensor& position, const KeyValueCac
              "GPT: the cache has {} layers, the model {}; make it with make_cache",
              cache.layers.size(), blocks_.size());
   BRRR_CHECK(cache.layers[0].keys.size(0) == ids.size(0),
-             "GPT: ids {} for a cache of {} sequences; make one with make_cache({})",
-             describe(ids.impl()), cache.layers[0].keys.size(0), ids.size(0));
+             "GPT: ids {} for a cache of {} sequences; make one with make_cache({})", describe(ids),
+             cache.layers[0].keys.size(0), ids.size(0));
   // Else the cache would grow a history.
   const NoGradGuard guard;
   // Throws where there is none.

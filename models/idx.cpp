@@ -137,10 +137,10 @@ Dataset read_idx_dataset(const std::string& directory, bool train) {
   const Tensor images = read_idx(image_file), labels = read_idx(label_file);
   BRRR_CHECK(images.dtype() == kUInt8 && images.dim() == 3 && images.numel() > 0,
              "read_idx_dataset: {} holds {}, expected uint8[n, rows, columns]", image_file,
-             describe(images.impl()));
+             describe(images));
   BRRR_CHECK(labels.dtype() == kUInt8 && labels.dim() == 1 && labels.size(0) == images.size(0),
              "read_idx_dataset: {} holds {}, expected uint8[{}], one label an image", label_file,
-             describe(labels.impl()), images.size(0));
+             describe(labels), images.size(0));
   NoGradGuard guard;
   return {images.to(kFloat32).reshape({images.size(0), -1}) / 255.0, labels.to(kInt64),
           std::max<int64_t>(1 + labels.max().item<int64_t>(), 10)};

@@ -191,8 +191,8 @@ std::string first_nonfinite(const std::vector<NamedTensor>& tensors) {
     const Tensor finite = isfinite(t);
     if (finite.all().item<bool>()) continue;
     const auto bad = t.numel() - finite.to(kInt64).sum().item<int64_t>();
-    return fmt::format("{}, {}: {} of {} elements {} not finite", name, describe(t.impl()), bad,
-                       t.numel(), bad == 1 ? "is" : "are");
+    return fmt::format("{}, {}: {} of {} elements {} not finite", name, describe(t), bad, t.numel(),
+                       bad == 1 ? "is" : "are");
   }
   return "";
 }

@@ -66,7 +66,7 @@ void Optimizer::zero_grad(bool set_to_none) const {
 void Optimizer::step(const Tensor& skip) {
   BRRR_CHECK(!skip.defined() || (skip.dtype() == kBool && skip.dim() == 0),
              "{}: skip is {}; give a 0-d bool, as GradScaler::unscale_ returns it", name_,
-             describe(skip.impl()));
+             describe(skip));
   BRRR_CHECK((shares_ ? shares_->sharding() : nullptr) == dist::Sharding::of(parameters_),
              "{}: its parameters were sharded after it was made; make the optimiser after the "
              "DataParallel",

@@ -69,9 +69,8 @@ std::string make_header(const std::string& path, const std::vector<Item>& items,
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   BRRR_CHECK(text.size() <= kMostHeader,
-             "save: {}: the names and shapes take {} bytes, the format "
-             "allows {}",
-             path, text.size(), kMostHeader);
+             "save: {}: the names and shapes take {} bytes, the format allows {}", path,
+             text.size(), kMostHeader);
   return text;
 }
 

@@ -72,12 +72,13 @@ std::vector<Cuts> divide(const std::vector<NamedTensor>& parameters, bool gradie
   return cuts;
 }
 
-Tensor part_of(const Tensor& t, int64_t begin, int64_t end) {
-  return t.view({-1}).narrow(0, begin, end - begin);
-}
-std::pair<int64_t, int64_t> range_of(const Cuts& cuts) {
+std::pair<int64_t, int64_t> own_range(const Cuts& cuts) {
   const auto r = static_cast<size_t>(rank());
   return {cuts[r], cuts[r + 1]};
+}
+Tensor own_elements(const Tensor& t, const Cuts& cuts) {
+  const auto [begin, end] = own_range(cuts);
+  return t.view({-1}).narrow(0, begin, end - begin);
 }
 
 }  // namespace
@@ -92,12 +93,12 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
     BRRR_CHECK(p.is_contiguous(), "DataParallel: parameter {}, {}, is not dense", name,
                describe(p));
     Known known{.cuts = std::move(cuts[k]), .name = name, .parameter = p, .made = p.detach()};
-    const auto [begin, end] = range_of(known.cuts);
+    const auto [begin, end] = own_range(known.cuts);
     // The state of one without elements is rank 0's, who saves the whole.
     const bool whole = p.numel() > 0 ? end - begin == p.numel() : rank() == 0;
     // A leaf of its own has the gradient that p has on no rank.
     if (whole) known.own = s->gradients_ ? p.detach() : p;
-    if (begin < end && !whole) known.own = part_of(p.detach(), begin, end);
+    if (begin < end && !whole) known.own = own_elements(p.detach(), known.cuts);
     // Of one that belongs to one rank the numbers are 0 or n.
     known.divided =
         std::ranges::any_of(known.cuts, [&](int64_t at) { return at > 0 && at < p.numel(); });
@@ -126,16 +127,14 @@ Tensor Sharding::own_gradient(const Tensor& parameter) const {
   if (gradients_) return k.used ? k.own.grad() : Tensor();
   const Tensor g = parameter.grad();
   if (!k.divided || !g.defined()) return g;
-  const auto [begin, end] = range_of(k.cuts);
-  return part_of(g.contiguous(), begin, end);
+  return own_elements(g.contiguous(), k.cuts);
 }
 
 void Sharding::keep_own_gradient(const Tensor& parameter, double scale) const {
   const Known& k = known(parameter);
   const Tensor all = parameter.grad();
   if (k.own.defined()) {
-    const auto [begin, end] = range_of(k.cuts);
-    const Tensor g = k.divided ? part_of(all, begin, end) * scale : all.mul_(scale);
+    const Tensor g = k.divided ? own_elements(all, k.cuts) * scale : all.mul_(scale);
     k.own.grad().defined() ? static_cast<void>(k.own.grad().add_(g)) : k.own.set_grad(g);
   }
   parameter.set_grad({});
@@ -164,10 +163,9 @@ Tensor Sharding::sums_of_own(const Tensor& p) const {
   const Tensor mine = own_gradient(p);
   const DType t = promote(p.dtype(), kFloat32);
   const Tensor none = zeros({1}, t, p.device());
-  const auto [begin, end] = range_of(known(p).cuts);
   if (known(p).parts) {
     const Tensor whole = zeros(p.sizes(), p.dtype(), p.device());
-    if (mine.defined()) part_of(whole, begin, end).copy_(mine);
+    if (mine.defined()) own_elements(whole, known(p).cuts).copy_(mine);
     known(p).parts->begin(whole, 0, {});
     known(p).parts->end({whole}, {0}, [](size_t) { return std::vector<Tensor>(); });
     return rank() == 0 ? norm_of(whole).view({1}) : none;
@@ -176,7 +174,7 @@ Tensor Sharding::sums_of_own(const Tensor& p) const {
   const Tensor sums = zeros({(p.numel() + kReduceChunk - 1) / kReduceChunk}, t, p.device());
   if (!mine.defined()) return sums;
   const Tensor g = mine.to(t);
-  const int64_t first = begin / kReduceChunk, n = g.numel() / kReduceChunk,
+  const int64_t first = own_range(known(p).cuts).first / kReduceChunk, n = g.numel() / kReduceChunk,
                 whole = n * kReduceChunk, rest = g.numel() - whole;
   if (n > 0) {
     const Tensor chunks = g.narrow(0, 0, whole).view({n, kReduceChunk});
@@ -307,9 +305,7 @@ StateDict ParameterShares::own_part(const StateDict& dict) const {
     const Tensor* const p = parameter_of(name);
     if (p && !sharding_->known(*p).own.defined()) continue;
     const bool part = p && t.defined() && sharding_->known(*p).divided && t.sizes() == p->sizes();
-    const auto [begin, end] =
-        p ? range_of(sharding_->known(*p).cuts) : std::pair<int64_t, int64_t>();
-    own[name] = part ? part_of(t.contiguous(), begin, end) : t;
+    own[name] = part ? own_elements(t.contiguous(), sharding_->known(*p).cuts) : t;
   }
   return own;
 }

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "models/file.h"
 #include "models/text/gpt2_split.h"
 #include "models/text/text.h"
 #include "models/text/utf8.h"

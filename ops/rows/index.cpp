@@ -1,7 +1,7 @@
 // Reading and adding at positions that a tensor names: shape rules, gradients and rows.
 #include "core/call.h"
 #include "core/check.h"
-#include "ops/kinds/composite.h"
+#include "ops/kinds/row_kernel.h"
 #include "ops/rows/index_kernels.h"
 #include "ops/library_ops.h"
 
@@ -74,6 +74,29 @@ void scatter_add_infer(OpCall& c) {
   sum_infer(c);
 }
 
+// Throws unless the index, input `operand`, is in [0, size); `dim` is for the message.
+void check_index(const OpCall& c, int operand, int dim, int64_t size) {
+  const DenseInput dense(c.in[operand], kInt64);
+  const auto* const index = dense.as<int64_t>();
+  const int64_t n = c.in[operand]->numel;
+  const auto inside = [=](int64_t i) { return static_cast<uint64_t>(i) < uint64_t(size); };
+  // One is out of range if it, or what is left to the last one, is negative.
+  vx::i64 signs = {};
+  int64_t i = 0;
+  for (; i + vx::lanes <= n; i += vx::lanes) {
+    const vx::i64 at = vx::load(reinterpret_cast<const long*>(index + i));
+    signs |= at | (size - 1 - (at & INT64_MAX));
+  }
+  bool all = true;
+  for (int k = 0; k < vx::lanes; ++k) all &= signs[k] >= 0;
+  for (; i < n; ++i) all &= inside(index[i]);
+  for (i = 0; !all; ++i) {
+    BRRR_CHECK(inside(index[i]),
+               "{}: index {} is out of range: dim {} has size {}, so indices are in [0, {})",
+               c.op->name, index[i], dim, size, size);
+  }
+}
+
 void check_positions(const OpCall& c) {
   const IntList sizes = indexed_sizes(c);
   const int dim = dim_of(c.attrs);
@@ -81,9 +104,6 @@ void check_positions(const OpCall& c) {
 }
 
 // --- rows and gradients --------------------------------------------------------------------------
-
-using Infer = void (*)(OpCall&);
-using Vjp = void (*)(VjpCall&);
 
 // What was added at the index is picked from g.
 template <Tensor (*kPick)(const Tensor&, int64_t, const Tensor&)> void sum_vjp(VjpCall& v) {
@@ -98,7 +118,22 @@ Work pick_work(const OpCall& c) {
 }
 Work sum_work(const OpCall& c) { return {static_cast<double>(c.in[2]->numel), operand_bytes(c)}; }
 
-OpSpec sum_spec(Infer infer, Vjp vjp, bool gradient_row) {
+// What the kernels take: a dense index; a sum its terms besides, where they have another dtype or
+// memory than it.
+int64_t pick_scratch(const OpCall& c) {
+  const TensorImpl& at = *c.in[1];
+  return at.contiguous() && !c.into ? 0 : scratch_for(at.numel, sizeof(int64_t));
+}
+int64_t sum_scratch(const OpCall& c) {
+  const TensorImpl& out = *c.out[0].impl();
+  int64_t bytes = pick_scratch(c);
+  if (itemsize(out.dtype) == 2) bytes += scratch_for(out.numel, 4) + scratch_for(c.in[2]->numel, 4);
+  if (!c.into) return bytes;
+  for (const TensorImpl* t : {c.in[0], c.in[2]}) bytes += t ? scratch_for(t->numel, 8) : 0;
+  return bytes;
+}
+
+OpSpec sum_spec(void (*infer)(OpCall&), void (*vjp)(VjpCall&), bool gradient_row) {
   return {.infer = infer,
           .check_values = check_positions,
           .kernel = {{accumulate}, {accumulate}},
@@ -139,7 +174,8 @@ int embedding_cut(const OpCall& c, int operand, int64_t) {
   return operand == 0 ? kWhole : 0;
 }
 
-OpSpec pick_spec(Infer infer, Vjp vjp, decltype(OpSpec::cut) cut = nullptr) {
+OpSpec pick_spec(void (*infer)(OpCall&), void (*vjp)(VjpCall&),
+                 decltype(OpSpec::cut) cut = nullptr) {
   return {.infer = infer,
           .check_values = check_positions,
           .kernel = {{pick}, {pick}},
@@ -171,7 +207,7 @@ Tensor index64(const char* op, const Tensor& index) {
   const DType dtype = defined(op, index).dtype();
   BRRR_CHECK(dtype == kInt64 || dtype == kInt32,
              "{}: indices must be int64 or int32, got {}; convert with to(kInt64)", op,
-             describe(index.impl()));
+             describe(index));
   return index.to(kInt64);
 }
 

@@ -181,7 +181,7 @@ int64_t unit_of(const Walk& w, const TensorImpl& big, const TensorImpl& small) {
 }
 
 WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const TensorImpl& big,
-                        const TensorImpl& small, int dim) {
+                        const TensorImpl& small) {
   WalkArguments a{};
   a.big = big.data();
   a.small = small.data();
@@ -189,7 +189,7 @@ WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const Tens
   a.fault = device_fault();
   a.op = fault_op(c);
   a.n = small.numel / unit;
-  a.limit = big.ndim ? big.sizes[dim] : 1;
+  a.limit = big.ndim ? big.sizes[dim_of(c.attrs)] : 1;
   a.count = w.size[w.dim];
   a.ndim = w.ndim;
   a.dim = w.dim;
@@ -231,19 +231,19 @@ Tensor sorted(WalkArguments& a, const Walk& w, const TensorImpl& index, bool wid
 
 }  // namespace
 
-void pick_cuda(const OpCall& c, const Walk& w, const TensorImpl& x, const TensorImpl& out,
-               int dim) {
+void pick_cuda(const OpCall& c, const Walk& w) {
+  const TensorImpl &x = *c.in[0], &out = *c.out[0].impl();
   const int64_t unit = unit_of(w, x, out);
-  const WalkArguments a = arguments(c, w, unit, x, out, dim);
+  const WalkArguments a = arguments(c, w, unit, x, out);
   if (a.n == 0) return note_positions(a, c.in[1]->numel);
   const auto bytes = static_cast<int>(unit * static_cast<int64_t>(itemsize(x.dtype)));
   run_kernel(pick_kernel, {.n = bytes | long_numbers(a)}, {blocks_for(a.n)}, a);
 }
 
-void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& out, const TensorImpl& src,
-              int dim) {
+void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& src) {
+  const TensorImpl& out = *c.out[0].impl();
   const int64_t unit = unit_of(w, out, src);
-  WalkArguments a = arguments(c, w, unit, out, src, dim);
+  WalkArguments a = arguments(c, w, unit, out, src);
   if (a.n == 0) return note_positions(a, c.in[1]->numel);
   Variant v{.t = out.dtype, .n = static_cast<int>(unit) | long_numbers(a)};
   if (a.count <= kFew) return run_kernel(add_few_kernel, v, {blocks_for(a.n)}, a);

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/check.h"
 #include "ops/kinds/merge_dims.h"
 #include "ops/kinds/row_kernel.h"
 #include "ops/rows/library_kernels.h"
@@ -154,16 +153,14 @@ DenseInput index_of(const OpCall& c) {
 
 void pick(OpCall& c) {
   const TensorImpl& x = *c.in[0];
-  const int dim = dim_of(c.attrs);
   TensorImpl& out = *c.out[0].impl();
   if (none_to_walk(c, out)) return;
   const DenseInput index = index_of(c);
-  const Walk w = walk_of(x, out, *c.in[1], index.as<int64_t>(), dim);
-  out.device == kCPU ? move(w, x, out) : pick_cuda(c, w, x, out, dim);
+  const Walk w = walk_of(x, out, *c.in[1], index.as<int64_t>(), dim_of(c.attrs));
+  out.device == kCPU ? move(w, x, out) : pick_cuda(c, w);
 }
 
 void accumulate(OpCall& c) {
-  const int dim = dim_of(c.attrs);
   TensorImpl& out = *c.out[0].impl();
   const TensorImpl *base = c.in[0], *src = c.in[2];
   const DenseInput index = index_of(c);
@@ -182,45 +179,10 @@ void accumulate(OpCall& c) {
     copy_now(sum, *base);
   }
   if (!none_to_walk(c, *src)) {
-    const Walk w = walk_of(sum, *src, *c.in[1], index.as<int64_t>(), dim);
-    on_cpu ? add(w, sum, *src) : add_cuda(c, w, sum, *src, dim);
+    const Walk w = walk_of(sum, *src, *c.in[1], index.as<int64_t>(), dim_of(c.attrs));
+    on_cpu ? add(w, sum, *src) : add_cuda(c, w, *src);
   }
   if (narrow) copy_now(out, sum);
-}
-
-void check_index(const OpCall& c, int operand, int dim, int64_t size) {
-  const DenseInput dense(c.in[operand], kInt64);
-  const auto* const index = dense.as<int64_t>();
-  const int64_t n = c.in[operand]->numel;
-  const auto inside = [=](int64_t i) { return static_cast<uint64_t>(i) < uint64_t(size); };
-  // One is out of range if it, or what is left to the last one, is negative.
-  vx::i64 signs = {};
-  int64_t i = 0;
-  for (; i + vx::lanes <= n; i += vx::lanes) {
-    const vx::i64 at = vx::load(reinterpret_cast<const long*>(index + i));
-    signs |= at | (size - 1 - (at & INT64_MAX));
-  }
-  bool all = true;
-  for (int k = 0; k < vx::lanes; ++k) all &= signs[k] >= 0;
-  for (; i < n; ++i) all &= inside(index[i]);
-  for (i = 0; !all; ++i) {
-    BRRR_CHECK(inside(index[i]),
-               "{}: index {} is out of range: dim {} has size {}, so indices are in [0, {})",
-               c.op->name, index[i], dim, size, size);
-  }
-}
-
-int64_t pick_scratch(const OpCall& c) {
-  const TensorImpl& at = *c.in[1];
-  return at.contiguous() && !c.into ? 0 : scratch_for(at.numel, sizeof(int64_t));
-}
-int64_t sum_scratch(const OpCall& c) {
-  const TensorImpl& out = *c.out[0].impl();
-  int64_t bytes = pick_scratch(c);
-  if (itemsize(out.dtype) == 2) bytes += scratch_for(out.numel, 4) + scratch_for(c.in[2]->numel, 4);
-  if (!c.into) return bytes;
-  for (const TensorImpl* t : {c.in[0], c.in[2]}) bytes += t ? scratch_for(t->numel, 8) : 0;
-  return bytes;
 }
 
 }  // namespace brrr

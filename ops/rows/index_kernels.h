@@ -29,9 +29,6 @@ struct Walk {
   }
 };
 
-/// Throws unless the index, input `operand`, is in [0, size); `dim` is for the message.
-void check_index(const OpCall& c, int operand, int dim, int64_t size);
-
 // The CPU's kernels take an index that has been checked. On a GPU, positions outside the range are
 // noted (core/device_kernel.h), read as 0, and nothing is added there.
 
@@ -39,15 +36,10 @@ void check_index(const OpCall& c, int operand, int dim, int64_t size);
 /// out[.., j, ..] = x[.., index[.., j, ..], ..], where the index has the shape of out; else slice
 /// by slice, out[j] = x[index[j]].
 void pick(OpCall& c);
-void pick_cuda(const OpCall& c, const Walk& w, const TensorImpl& x, const TensorImpl& out, int dim);
+void pick_cuda(const OpCall& c, const Walk& w);
 /// out = base (input 0, or zeros when it is null, or out itself) with src (input 2) added where
 /// pick() would read. Duplicates add up in index order.
 void accumulate(OpCall& c);
-void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& out, const TensorImpl& src,
-              int dim);
-/// What they take: a dense index; a sum its terms besides, where they have another dtype or memory
-/// than it.
-int64_t pick_scratch(const OpCall& c);
-int64_t sum_scratch(const OpCall& c);
+void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& src);
 
 }  // namespace brrr

@@ -60,8 +60,6 @@ void cat_cpu(OpCall& c) {
   }
 }
 
-int cat_cut(const OpCall& c, int, int64_t) { return dim_of(c.attrs) > 0 ? 0 : kUncut; }
-
 // One kernel for all that lie dense in the result's dtype.
 //
 // In units: `begin` of each part within a row of the result, and where the last one ends. Parts
@@ -136,7 +134,7 @@ const OpDef cat_row{"cat",
                     {.infer = cat_infer,
                      .kernel = {{cat_cpu}, {cat_cuda}},
                      .scratch = no_scratch,
-                     .cut = cat_cut,
+                     .cut = cut_outside_dim,
                      .vjp = cat_vjp,
                      .grad_aliases = 0xffffffff,
                      .joins = true}};

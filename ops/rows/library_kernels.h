@@ -61,6 +61,11 @@ inline int cut_beside(const TensorImpl& t, const TensorImpl& all) {
   return t.ndim == all.ndim && t.sizes[0] == all.sizes[0] ? 0 : kWhole;
 }
 
+/// Of rows that move elements along one dim: by dim 0 where that is another.
+inline int cut_outside_dim(const OpCall& c, int, int64_t) {
+  return dim_of(c.attrs) > 0 ? 0 : kUncut;
+}
+
 /// Integers wrap.
 template <class T> T wrapping_sum(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) return a + b;

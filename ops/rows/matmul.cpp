@@ -6,7 +6,7 @@
 #include "core/autocast.h"
 #include "core/backend.h"
 #include "core/check.h"
-#include "ops/kinds/composite.h"
+#include "ops/kinds/row_kernel.h"
 #include "ops/library_ops.h"
 #include "ops/rows/product_operands.h"
 #include "ops/view_ops.h"
@@ -247,9 +247,8 @@ void multiply(OpCall& call) {
   if (const Padding to(a, b, dtype, out.device); batch_dims == 0 && to.any) {
     return multiply_padded(a, b, to, dtype, out);
   }
-  Tensor scratch;
-  if (out.dtype != dtype) scratch = raw_empty(out.size_list(), dtype, out.device);
-  char* c = scratch.defined() ? scratch.impl()->data() : out.data();
+  DenseOutput result(call.out[0], dtype);
+  char* const c = result.as<char>();
   if (batch_dims == 0) {
     product(a, b, dtype, c, call.share, call.kept);
   } else {
@@ -264,7 +263,7 @@ void multiply(OpCall& call) {
       products(a, b, out, batch_dims, dtype, c, begin, end);
     });
   }
-  if (scratch.defined()) copy_now(out, *scratch.impl());
+  result.finish();
 }
 
 /// Bytes of the copies that multiply() makes on the CPU.
@@ -400,9 +399,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const Tensor y = call(linear_row, {x, weight});
   if (b.defined()) {
     BRRR_CHECK(b.dtype() == y.dtype() && b.device() == weight.device(),
-               "linear: bias is {} on {}, weight {} on {}; convert one with to()",
-               describe(bias.impl()), name(bias.device()), describe(weight.impl()),
-               name(weight.device()));
+               "linear: bias is {} on {}, weight {} on {}; convert one with to()", describe(bias),
+               name(bias.device()), describe(weight), name(weight.device()));
     y.add_(b);  // In place: nobody else has the product.
   }
   return y;

@@ -47,7 +47,7 @@ void check_normalized(const char* op, const Tensor& x, const IntList& normalized
       n > 0 && n <= x.dim() && IntList(sizes.end() - n, static_cast<size_t>(n)) == normalized,
       "{}: the normalized shape {} is not the trailing sizes of {}; give the sizes of its "
       "last dims",
-      op, to_string(normalized), describe(x.impl()));
+      op, to_string(normalized), describe(x));
 }
 
 }  // namespace

@@ -25,10 +25,8 @@ BRRR_DEVICE_FUNCTIONS(OrderKeyText,
   BRRR_VX unsigned order_key(int x) { return (unsigned)x ^ 1u << 31; }
   BRRR_VX unsigned long order_key(long x) { return (unsigned long)x ^ 1ul << 63; }
 );
-// clang-format on
 
 // Entries, a key with a position: a narrow one for keys and positions below 2^32.
-// clang-format off
 BRRR_DEVICE_FUNCTIONS(kEntryText,
   struct Narrow { unsigned long word; };
   struct Wide {

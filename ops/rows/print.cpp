@@ -1,4 +1,6 @@
 // Tensors as text, as PyTorch's Python repr writes them.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <ostream>
@@ -107,11 +109,7 @@ class Columns {
 };
 
 std::string tuple(const IntList& v) {
-  std::string s = to_string(v);
-  s.front() = '(';
-  s.back() = ')';
-  if (v.size() == 1) s.insert(s.size() - 1, ",");
-  return s;
+  return fmt::format("({}{})", fmt::join(v, ", "), v.size() == 1 ? "," : "");
 }
 
 std::vector<std::string> suffixes(const TensorImpl& t) {

@@ -12,40 +12,29 @@ namespace brrr {
 
 namespace {
 
-const PointwiseOp rand_row{"rand",
-                           "uniform in [0, 1)",
-                           {},
-                           Integers<0b1110, kNumber>{},
+constexpr PointwiseTraits kPlain{};
+
+const PointwiseOp rand_row{"rand", "uniform in [0, 1)", kPlain, Integers<0b1110, kNumber>{},
                            [](auto scale, auto shift, auto seed, auto number, auto i) {
                              return m::like(scale, m::draw(seed, number, i) >> shift) * scale;
                            }};
 
-const PointwiseOp randn_row{"randn",
-                            "standard normal",
-                            {},
-                            Integers<0b110, kNumber>{},
+const PointwiseOp randn_row{"randn", "standard normal", kPlain, Integers<0b110, kNumber>{},
                             [](auto scale, auto seed, auto number, auto i) {
                               return m::draw_normal(scale, seed, number, i) * scale;
                             }};
 
-const NumberOp randint_row{"randint",
-                           "integers in [low, high)",
-                           {},
+const NumberOp randint_row{"randint", "integers in [low, high)", kPlain,
                            Integers<0b1110, kNumber>{},
                            [](auto low, auto range, auto seed, auto number, auto i) {
                              return low + m::like(low, m::draw_below(range, seed, number, i));
                            }};
 
 const NumberOp key_row{
-    "draw_key",
-    "seed and number of a draw",
-    {},
-    Integers<0, kNumber>{},
+    "draw_key", "seed and number of a draw", kPlain, Integers<0, kNumber>{},
     [](auto seed, auto number, auto i) { return m::where(i == 0, seed, number); }};
 
-const PointwiseOp mask_row{"dropout_mask",
-                           "0 with probability p, else 1 / (1 - p)",
-                           {},
+const PointwiseOp mask_row{"dropout_mask", "0 with probability p, else 1 / (1 - p)", kPlain,
                            Integers<0b1110, kNumber>{},
                            [](auto kept, auto limit, auto seed, auto number, auto i) {
                              return m::where(m::draw_keeps(limit, seed, number, i), kept, 0.0);
@@ -55,7 +44,7 @@ const PointwiseOp mask_row{"dropout_mask",
 const PointwiseOp dropout_row{
     "dropout",
     "x times a dropout mask",
-    {},
+    kPlain,
     Integers<0b11100, kNumber>{},
     [](auto x, auto kept, auto limit, auto seed, auto number, auto i) {
       return x * m::where(m::draw_keeps(limit, seed, number, i), kept, 0.0);
@@ -140,7 +129,7 @@ Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType 
   check_gives_floating("dropout_mask_at", dtype);
   check_probability("dropout_mask_at", p);
   BRRR_CHECK(key.dtype() == kInt64 && key.sizes() == IntList{2},
-             "dropout_mask_at: takes a key as draw_key() gives it, got {}", describe(key.impl()));
+             "dropout_mask_at: takes a key as draw_key() gives it, got {}", describe(key));
   numel_of(sizes, "dropout_mask_at");  // Throws when there are too many elements.
   PointwiseCall c(mask_row);
   return mask(c, p, sizes, dtype, key.device())

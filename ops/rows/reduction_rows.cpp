@@ -16,6 +16,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 constexpr ReductionTraits kPlain{}, kBoolean{.result = ReductionResult::Bool};
 constexpr ReductionTraits kWide{.result = ReductionResult::Wide};
+constexpr ReductionTraits kProduct{.result = ReductionResult::Wide, .saves_input = true};
+constexpr ReductionTraits kRoot{.saves_input = true, .saves_output = true};
 constexpr ReductionTraits kExtremum{
     .needs_elements = true, .saves_input = true, .saves_output = true};
 constexpr auto kZero = [] { return 0.0; };
@@ -31,25 +33,14 @@ const ReductionOp total_row{
     "sum",  "Sum; integers and bool give int64",       kFloatsAndInt64, kWide, kZero, Keep{}, kAdd,
     Keep{}, [](const ReductionGrad& r) { return r.g; }};
 
-const ReductionOp mean_row{"mean",
-                           "Arithmetic mean",
-                           kFloats,
-                           kPlain,
-                           kZero,
-                           Keep{},
-                           kAdd,
-                           [](auto a, auto n) { return a / n; },
-                           [](const ReductionGrad& r) { return r.g / r.count; }};
+constexpr auto kQuotient = [](auto a, auto n) { return a / n; };
+Tensor shared_by_all(const ReductionGrad& r) { return r.g / r.count; }
+const ReductionOp mean_row{"mean", "Arithmetic mean", kFloats,      kPlain, kZero, Keep{},
+                           kAdd,   kQuotient,         shared_by_all};
 
 const ReductionOp norm_row{
-    "norm",
-    "Euclidean norm, sqrt(sum(x * x)); its gradient is 0 at 0",
-    kFloats,
-    {.saves_input = true, .saves_output = true},
-    kZero,
-    [](auto x) { return x * x; },
-    kAdd,
-    [](auto a, auto) { return m::sqrt(a); },
+    "norm", "Euclidean norm, sqrt(sum(x * x)); its gradient is 0 at 0", kFloats, kRoot, kZero,
+    [](auto x) { return x * x; }, kAdd, [](auto a, auto) { return m::sqrt(a); },
     // Where the norm is 0 so is every x, and 0 / 1 is the gradient wanted.
     [](const ReductionGrad& r) { return r.g * (r.x / where(r.y == 0.0, 1.0, r.y)); }};
 
@@ -118,15 +109,9 @@ Tensor prod_gradient(const ReductionGrad& r) {
   return (r.g * others).to(r.g.dtype());
 }
 
-const ReductionOp prod_row{"prod",
-                           "Product; integers and bool give int64",
-                           kFloatsAndInt64,
-                           {.result = ReductionResult::Wide, .saves_input = true},
-                           kOne,
-                           Keep{},
-                           [](auto a, auto b) { return a * b; },
-                           Keep{},
-                           prod_gradient};
+const ReductionOp prod_row{
+    "prod", "Product; integers and bool give int64", kFloatsAndInt64, kProduct,     kOne,
+    Keep{}, [](auto a, auto b) { return a * b; },    Keep{},          prod_gradient};
 
 // --- one number a row ----------------------------------------------------------------------------
 

@@ -72,10 +72,8 @@ const OpDef frequencies_row{"rotary_frequencies",
 
 // Brought into one turn, exactly to float64, so that float32 is as good at far positions as at near
 // ones.
-const PointwiseOp angle_row{"rotary_angle",
-                            "position * frequency, less whole turns",
-                            {.wide = true},
-                            [](auto frequency, auto position) {
+const PointwiseOp angle_row{"rotary_angle", "position * frequency, less whole turns",
+                            PointwiseTraits{.wide = true}, [](auto frequency, auto position) {
                               const double turn = 0x1.921fb54442d18p+2, low = 0x1.1a62633145c07p-52;
                               const auto angle = frequency * position;
                               const auto turns = (angle * (1 / turn) + 0x1.8p+52) - 0x1.8p+52;
@@ -150,11 +148,10 @@ Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base) {
              "rotary_embedding: operands live on {} and {}; move one with to(device)",
              name(x.device()), name(positions.device()));
   BRRR_CHECK(x.dim() >= 2 && x.size(-1) % 2 == 0,
-             "rotary_embedding: takes [.., length, width] with an even width, got {}",
-             describe(x.impl()));
+             "rotary_embedding: takes [.., length, width] with an even width, got {}", describe(x));
   BRRR_CHECK(positions.dtype() == kInt64 && positions.sizes() == IntList{x.size(-2)},
              "rotary_embedding: positions are {}, but {} needs int64[{}], one for each row",
-             describe(positions.impl()), describe(x.impl()), x.size(-2));
+             describe(positions), describe(x), x.size(-2));
   const Tensor turns = angles(positions, {base, x.size(-1)}, compute_type(x.dtype()));
   const Tensor c = cos(turns), s = sin(turns);
   // Heads that lie side by side stay side by side.

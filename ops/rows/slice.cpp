@@ -58,8 +58,6 @@ void write_slice(OpCall& c) {
   copy_into_part(out, *c.in[0], static_cast<int>(a.dim), a.start, a.step);
 }
 
-int slice_grad_cut(const OpCall& c, int, int64_t) { return dim_of(c.attrs) > 0 ? 0 : kUncut; }
-
 void slice_grad_vjp(VjpCall& v) {
   v.gin[0] = call(slice_row, {v.gout[0]}, v.attrs().as<SliceAttrs>());
 }
@@ -69,7 +67,7 @@ const OpDef slice_grad_row{"slice_backward",
                            {.infer = slice_grad_infer,
                             .kernel = {{write_slice}, {write_slice}},
                             .scratch = no_scratch,
-                            .cut = slice_grad_cut,
+                            .cut = cut_outside_dim,
                             .vjp = slice_grad_vjp,
                             .grad_aliases = 1,
                             .gradient_row = true}};
@@ -164,7 +162,7 @@ Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
   const int64_t n = size(at), first = start < 0 ? start + n : start;
   BRRR_CHECK(first >= 0 && length >= 0 && first <= n - length,
              "narrow: {} from {} on are out of range for dim {} of {}", length, start, at,
-             describe(impl()));
+             describe(*this));
   return call(slice_row, {*this}, SliceAttrs{at, first, length, 1});
 }
 
@@ -172,7 +170,7 @@ Tensor Tensor::select(int64_t d, int64_t index) const {
   const int at = dim_to_part("select", *this, d);
   const int64_t n = size(at);
   BRRR_CHECK(index >= -n && index < n, "select: index {} is out of range for dim {} of {}", index,
-             at, describe(impl()));
+             at, describe(*this));
   return call(select_row, {*this}, SliceAttrs{at, index < 0 ? index + n : index, 1, 1});
 }
 
@@ -208,7 +206,7 @@ std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
   // There is no length that gives as many: all are empty, as PyTorch's.
   constexpr int64_t most = 1 << 20;
   BRRR_CHECK(chunks <= most, "chunk: {} pieces of dim {} of {}, which is empty; ask for at most {}",
-             chunks, d, describe(impl()), most);
+             chunks, d, describe(*this), most);
   std::vector<Tensor> parts(static_cast<size_t>(chunks));
   for (Tensor& part : parts) part = narrow(d, 0, 0);
   return parts;

@@ -138,7 +138,7 @@ std::pair<Tensor, Tensor> topk(const Tensor& x, int64_t k, int64_t dim, bool lar
   const int d = dim_arg("topk", x, dim);
   const int64_t n = x.dim() ? x.size(d) : 1, least = x.dim() ? 0 : 1;
   BRRR_CHECK(k >= least && k <= n, "topk: k is {}, but takes {} to {} along dim {} of {}", k, least,
-             n, d, describe(x.impl()));
+             n, d, describe(x));
   const Tensor at = positions(topk_row, x, d, {largest, k});
   return {gather(x, d, at), at};
 }

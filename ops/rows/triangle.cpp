@@ -27,8 +27,7 @@ const NumberOp triu_row{"triu", "elements from a diagonal on, else 0", {}, kPlac
 
 Tensor triangle(const PointwiseOp& op, const Tensor& x, int64_t diagonal) {
   BRRR_CHECK(defined(op.name, x).dim() >= 2,
-             "{}: takes matrices [.., rows, cols], got {}; unsqueeze a dim", op.name,
-             describe(x.impl()));
+             "{}: takes matrices [.., rows, cols], got {}; unsqueeze a dim", op.name, describe(x));
   // Clamped, so that no sum with a row's number overflows.
   return PointwiseCall(op).add(x).add(std::clamp(diagonal, -x.size(-2), x.size(-1))).run();
 }

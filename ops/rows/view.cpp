@@ -128,12 +128,12 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
     out[unknown] = 1;
     const int64_t known = numel_of(out, op);
     BRRR_CHECK(known > 0 && t.numel() % known == 0, "{}: {} cannot be shaped as {}", op,
-               describe(t.impl()), to_string(sizes));
+               describe(t), to_string(sizes));
     out[unknown] = t.numel() / known;
   }
   const int64_t n = numel_of(out, op);
-  BRRR_CHECK(n == t.numel(), "{}: {} has {} elements, sizes {} hold {}", op, describe(t.impl()),
-             t.numel(), to_string(out), n);
+  BRRR_CHECK(n == t.numel(), "{}: {} has {} elements, sizes {} hold {}", op, describe(t), t.numel(),
+             to_string(out), n);
   return out;
 }
 
@@ -164,7 +164,7 @@ Tensor Tensor::reshape(const IntList& wanted) const {
 
 Tensor Tensor::permute(const IntList& dims) const {
   BRRR_CHECK(dims.size() == dim(), "permute: {} dims given for {}; name each dim once", dims.size(),
-             describe(impl()));
+             describe(*this));
   IntList order = dims;
   uint32_t seen = 0;
   for (int64_t& d : order) {
@@ -185,20 +185,20 @@ Tensor Tensor::transpose(int64_t a, int64_t b) const {
 }
 
 Tensor Tensor::t() const {
-  BRRR_CHECK(dim() <= 2, "t: takes a matrix, got {}; use transpose", describe(impl()));
+  BRRR_CHECK(dim() <= 2, "t: takes a matrix, got {}; use transpose", describe(*this));
   return dim() < 2 ? *this : transpose(0, 1);
 }
 
 Tensor Tensor::expand(const IntList& wanted) const {
   const int shift = wanted.size() - static_cast<int>(dim());
-  BRRR_CHECK(shift >= 0, "expand: {} has more dims than {}", describe(impl()),
+  BRRR_CHECK(shift >= 0, "expand: {} has more dims than {}", describe(*this),
              brrr::to_string(wanted));
   IntList sizes = wanted;
   for (int i = 0; i < sizes.size(); ++i) {
     const int64_t own = i < shift ? 1 : impl()->sizes[i - shift];
     if (sizes[i] == -1 && i >= shift) sizes[i] = own;
     BRRR_CHECK(sizes[i] >= 0 && (own == 1 || own == sizes[i]),
-               "expand: {} cannot become {}: dim {} is {}, only 1 stretches", describe(impl()),
+               "expand: {} cannot become {}: dim {} is {}, only 1 stretches", describe(*this),
                brrr::to_string(wanted), i, own);
   }
   return call(expand_row, {*this}, sizes);
@@ -249,8 +249,8 @@ Tensor sum_to(const Tensor& t, const IntList& sizes) {
     fits = to == 1 || to == t.size(i);
     if (i < shift || (to == 1 && t.size(i) != 1)) dims.push_back(i);
   }
-  BRRR_CHECK(fits, "sum_to: {} cannot be summed to {}, which does not broadcast to it",
-             describe(t.impl()), to_string(sizes));
+  BRRR_CHECK(fits, "sum_to: {} cannot be summed to {}, which does not broadcast to it", describe(t),
+             to_string(sizes));
   if (dims.size() == shift) return t.sum(dims);  // Without a view, so that a leaf can keep it.
   return sole_view(t.sum(dims, /*keepdim=*/true).reshape(sizes));
 }
