@@ -55,7 +55,10 @@ class Engine : NotCopied {
     std::ranges::sort(places_);
   }
   ~Engine() {
-    for (Node* n : heap_) drop(n);
+    for (Node* n : heap_) {
+      delete std::exchange(n->pending, nullptr);
+      Ref<Node>::adopt(n).reset();
+    }
     heap_.clear();
     thread_own<Spare>().heap = std::move(heap_);
     made_.clear();
@@ -71,7 +74,7 @@ class Engine : NotCopied {
   void run() {
     if (hook_) count_arrivals();
     while (!heap_.empty()) {
-      std::pop_heap(heap_.begin(), heap_.end(), earlier);
+      std::ranges::pop_heap(heap_, {}, &Node::sequence);
       // The heap's reference keeps the node until it has been processed.
       auto node = Ref<Node>::adopt(heap_.back());
       heap_.pop_back();
@@ -91,13 +94,6 @@ class Engine : NotCopied {
     Tensor held;  ///< Gathered for a leaf that had a gradient before the pass.
   };
 
-  static bool earlier(const Node* a, const Node* b) { return a->sequence < b->sequence; }
-
-  static void drop(Node* n) {
-    delete std::exchange(n->pending, nullptr);
-    Ref<Node>::adopt(n).reset();
-  }
-
   auto places_at(const void* place) const {
     return std::ranges::equal_range(places_, place, {}, &Place::first);
   }
@@ -107,13 +103,7 @@ class Engine : NotCopied {
     return !std::ranges::empty(places_at(e.leaf));
   }
 
-  static void add_up(Tensor& into, Tensor&& g) {
-    if (into.defined()) {
-      into = into + g;
-    } else {
-      into = std::move(g);
-    }
-  }
+  static void add_up(Tensor& into, Tensor&& g) { into = into.defined() ? into + g : std::move(g); }
 
   // A locked read-modify-write costs as much as twenty other instructions: gradients are moved, and
   // the heap takes over the reference of an edge that is `spent`, of no use to a later pass.
@@ -139,7 +129,7 @@ class Engine : NotCopied {
         n->refs.retain();
       }
       heap_.push_back(n);
-      std::push_heap(heap_.begin(), heap_.end(), earlier);
+      std::ranges::push_heap(heap_, {}, &Node::sequence);
     }
     add_up(n->pending->grad[e.output], std::move(g));
   }

@@ -58,9 +58,8 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
       x.narrow(0, i, 1).fill_(value);
       return weighted(fn, in).item<double>();
     };
-    const auto analytic = grads[k].defined()
-                              ? grads[k].to_vector<double>()
-                              : std::vector<double>(static_cast<size_t>(wanted[k].numel()));
+    const auto analytic =
+        grads[k].defined() ? grads[k].to_vector<double>() : std::vector<double>(values.size());
     for (int64_t i = 0; i < wanted[k].numel(); ++i) {
       const double was = values[static_cast<size_t>(i)];
       const double high = at(i, was + o.step), low = at(i, was - o.step);

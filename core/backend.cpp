@@ -88,8 +88,6 @@ std::string name_largest(const Holders& holders) {
   return names;
 }
 
-char* device_fault() { return backend(DeviceType::CUDA).fault(); }
-
 long fault_op(const OpDef& op, uint32_t site) {
   return static_cast<long>(op.index) | static_cast<long>(site) << 32;
 }

@@ -154,8 +154,8 @@ struct Backend {
 };
 
 namespace detail {
-inline const Backend* backends[kDeviceTypes] =
-    {};  // Set once each, before first use of the device.
+// Set once each, before first use of the device.
+inline const Backend* backends[kDeviceTypes] = {};
 const Backend& find_backend(DeviceType type);
 [[noreturn]] void no_such(Device device);
 }  // namespace detail

@@ -88,22 +88,12 @@ template <class Run> inline void pass_through(Device device, const Run& run) {
 /// While it lives ops run at once and leave no trace: nobody records or observes them, no gradient
 /// is kept, autocast is off.
 class PlainScope : NotCopied {
- public:
-  PlainScope() : before_(context) {
-    context.recorder = nullptr;
-    context.observer = nullptr;
-    context.gradients = nullptr;
-    context.grad_enabled = false;
-    context.autocast = kFloat32;
-  }
-  ~PlainScope() {
-    const uint64_t sequence = context.sequence;
-    context = before_;
-    context.sequence = sequence;
-  }
-
- private:
-  Context before_;
+  Held<Recorder*> recorder_{context.recorder, nullptr};
+  Held<Observer*> observer_{context.observer, nullptr};
+  Held<GradientHook*> gradients_{context.gradients, nullptr};
+  Held<bool> grad_enabled_{context.grad_enabled, false};
+  Held<DType> autocast_{context.autocast, kFloat32};
+  Held<const OpDef*> running_{context.running, context.running};
 };
 
 /// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.

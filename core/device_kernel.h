@@ -70,7 +70,7 @@ void run_kernel(const DeviceKernel& k, Variant v, const Grid& g, const Arguments
 /// [0, limit), which it answers with false: nothing may be read or written then. The next read of
 /// a tensor, or synchronize(), throws what was noted. `op` is fault_op(call). `bad_row(p.fault,
 /// row, p.op)` notes other values that an op cannot take.
-char* device_fault();
+inline char* device_fault() { return backend(DeviceType::CUDA).fault(); }
 /// The op of a call, and in a replay where in the step it was called.
 long fault_op(const OpDef& op, uint32_t site);
 long fault_op(const OpCall& c);

@@ -1,5 +1,7 @@
 #include "core/int_list.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "core/check.h"
@@ -22,11 +24,7 @@ void IntList::erase(int at) {
   --size_;
 }
 
-std::string to_string(const IntList& v) {
-  std::string s = "[";
-  for (int i = 0; i < v.size(); ++i) s += (i ? ", " : "") + std::to_string(v[i]);
-  return s + "]";
-}
+std::string to_string(const IntList& v) { return fmt::format("[{}]", fmt::join(v, ", ")); }
 
 bool product_of(const IntList& sizes, int64_t& n) {
   n = 1;

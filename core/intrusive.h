@@ -104,14 +104,12 @@ template <class T> class FreeList {
   };
   static_assert(sizeof(T) >= sizeof(Block));
   static constexpr uint32_t kMost = 8192;
-  enum class State : uint8_t { New, Open, Closed };
   inline static thread_local constinit Block* head = nullptr;
-  inline static thread_local constinit uint32_t room = 0;  // For so many more; none unless open.
-  inline static thread_local constinit State state = State::New;
+  inline static thread_local constinit uint32_t room = 0;  // For so many more.
+  inline static thread_local constinit bool opened = false;
 
   struct Closer {
     ~Closer() {
-      state = State::Closed;
       room = 0;
       while (head) ::operator delete (std::exchange(head, head->next), std::align_val_t{64});
     }
@@ -119,10 +117,9 @@ template <class T> class FreeList {
   // On the slow paths only, so that the others have no thread_local guard. A thread that only
   // gives needs it as well: what it was given would be lost with it.
   static void open() noexcept {
-    if (!kFreeLists || state != State::New) return;
+    if (!kFreeLists || std::exchange(opened, true)) return;
     static thread_local Closer closer;
     (void)closer;
-    state = State::Open;
     room = kMost;
   }
   [[gnu::noinline]] static void* fresh() {

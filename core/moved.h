@@ -44,8 +44,7 @@ class MovedMark {
   MovedMark& operator=(const MovedMark&) = default;
   MovedMark(MovedMark&& o) noexcept : what_(o.what_), gone_(std::exchange(o.gone_, true)) {}
   MovedMark& operator=(MovedMark&& o) noexcept {
-    const bool gone = std::exchange(o.gone_, true);
-    gone_ = gone;
+    gone_ = std::exchange(o.gone_, true);
     return *this;
   }
   /// Throws brrr::Error if it has.

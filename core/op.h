@@ -40,7 +40,7 @@ struct Attrs {
 
   Attrs() {}  // NOLINT: words beyond n stay unset on purpose, calls are hot.
   void push(int64_t x) { v[n++] = x; }
-  void push(double x) { std::memcpy(&v[n++], &x, sizeof x); }
+  void push(double x) { push(std::bit_cast<int64_t>(x)); }
   void push(const IntList& list) {
     for (int64_t x : list) push(x);
   }
@@ -60,11 +60,7 @@ struct Attrs {
   /// The list behind it.
   template <class Words> IntList after() const { return list(count<Words>()); }
   IntList list(int begin = 0) const { return {v + begin, static_cast<size_t>(n - begin)}; }
-  double d(int i) const {
-    double x;
-    std::memcpy(&x, &v[i], sizeof x);
-    return x;
-  }
+  double d(int i) const { return std::bit_cast<double>(v[i]); }
   int kind(int operand) const { return (kinds >> (2 * operand)) & 3; }
   void set_dtype(DType t) { dtype = static_cast<uint8_t>(t); }
   /// Calls `f(word)` for each of the dynamic words, in order.

@@ -216,8 +216,7 @@ void Tensor::set_grad(const Tensor& g) const {
              "set_grad: {} cannot be its own gradient; give a clone()", describe(&t));
   before_change(t, Field::Grad);
   if (g.defined()) g.impl()->storage->gradient = true;
-  Tensor keep = g;
-  Ref<TensorImpl>::adopt(std::exchange(t.grad, keep.detach_impl())).reset();
+  Ref<TensorImpl>::adopt(std::exchange(t.grad, Tensor(g).detach_impl())).reset();
 }
 
 Tensor Tensor::detach() const {

@@ -2,6 +2,7 @@
 // Text for people: of messages, of tables, of pictures.
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <sstream>
 #include <string>
@@ -26,12 +27,8 @@ inline CodePoint decode_utf8(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[at + i]); };
   const unsigned char first = byte(0);
   if (first < 0x80) return {first, 1};
-  const size_t length = first < 0xc2   ? 0
-                        : first < 0xe0 ? 2
-                        : first < 0xf0 ? 3
-                        : first < 0xf5 ? 4
-                                       : 0;
-  if (length == 0 || length > text.size() - at) return bad;
+  const auto length = static_cast<size_t>(std::countl_one(first));
+  if (first < 0xc2 || first > 0xf4 || length > text.size() - at) return bad;
   char32_t value = first & (0x7fu >> length);
   for (size_t i = 1; i < length; ++i) {
     if ((byte(i) & 0xc0) != 0x80) return bad;

@@ -127,9 +127,8 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
   const int64_t cols = (regs - 1) * kWidth + t.last;
   const int64_t first = begin, tiles = end - begin;
   const bool far = p.far || p.ahead, tail = t.last < kWidth && !p.pack;
-  const auto& tiles_by_rows = (far    ? tail ? kTailTiles<float, true> : kTiles<float, true>
-                                  : tail ? kTailTiles<float>
-                                      : kTiles<float>)[static_cast<size_t>(regs - 1)];
+  const auto& tiles_by_rows =
+      (far ? kTiles<float, true> : kTiles<float>)[tail][static_cast<size_t>(regs - 1)];
   for (int64_t i = begin; i < end;) {
     const int64_t row = p.tiles.at(i), stop = p.c_trans ? std::min(i + 2, end) : end;
     int64_t next = row;

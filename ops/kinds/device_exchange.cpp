@@ -19,7 +19,6 @@ BRRR_DEVICE_STRUCT(ShareSumArguments, {
   int shares;
 });
 
-// Each sum is rounded to the dtype, as add_() rounds it.
 constexpr DeviceKernel share_sum{"share_sum", ShareSumArgumentsText, 256, {R"(
 KERNEL(share_sum, ShareSumArguments, 256) {
   const long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -90,26 +89,25 @@ void DeviceSum::set_rows(const std::vector<Row>& rows, int passes,
   dtype_ = rows.back().dtype();
   job_ = job;
   if (!linked_) return place_on_host(rows, passes);
-  plan_ = plan_sum(rows, passes, job->halves, [&](int64_t n) { return take_shares(n); });
-}
-
-// What there is stays where it is large enough. What is not large enough stays as well: a captured
-// step may write to it whenever it is replayed.
-char* DeviceSum::take_shares(int64_t n) {
-  if (shares_.empty() || shares_.back().dtype() != dtype_ || shares_.back().numel() < n) {
-    shares_.push_back(raw_empty({n}, dtype_, kCUDA));
-  }
-  return shares_.back().impl()->data();
+  plan_ = plan_sum(rows, passes, job->halves, [&](int64_t n) {
+    // What there is stays where it is large enough. What is not large enough stays as well: a
+    // captured step may write to it whenever it is replayed.
+    if (shares_.empty() || shares_.back().dtype() != dtype_ || shares_.back().numel() < n) {
+      shares_.push_back(raw_empty({n}, dtype_, kCUDA));
+    }
+    return shares_.back().impl()->data();
+  });
 }
 
 void DeviceSum::place_on_host(const std::vector<Row>& rows, int passes) {
   refuse_capture(job_->what);
   const Row& last = rows.back();
   const size_t item = itemsize(dtype_), row_bytes = static_cast<size_t>(last.size()) * item;
-  if (pinned_bytes_ < rows.size() * row_bytes) {
+  const size_t bytes = rows.size() * row_bytes;
+  if (pinned_bytes_ < bytes) {
     if (pinned_) device_link::give_pinned(std::exchange(pinned_, nullptr));
-    pinned_ = device_link::take_pinned(rows.size() * row_bytes);
-    pinned_bytes_ = rows.size() * row_bytes;
+    pinned_ = device_link::take_pinned(bytes);
+    pinned_bytes_ = bytes;
   }
   const auto copies = [&](std::vector<Copy>& all, const Row& there, const Row& here, bool shard) {
     const auto spans = [&](const Row& r) {

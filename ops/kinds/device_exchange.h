@@ -4,8 +4,6 @@
 // memory of the host. Sums are taken in rank order by a kernel of ours either way: the bits are
 // those of tensors on the CPU.
 
-#include <functional>
-
 #include "core/device_link.h"
 #include "core/tensor.h"
 #include "ops/kinds/exchange.h"
@@ -49,15 +47,14 @@ class DeviceSum : NotCopied {
     size_t bytes;
   };
   void place_on_host(const std::vector<Row>& rows, int passes);
-  char* take_shares(int64_t n);
 
   device_link::Point done_;
   bool linked_ = false;
   DType dtype_ = kFloat32;
   std::shared_ptr<Job> job_;
   SumPlan plan_;  // Of linked GPUs.
-  std::vector<Tensor>
-      shares_;              // Of this rank's shard, from the others: the last one, and former ones.
+  // Of this rank's shard, from the others: the last one, and former ones.
+  std::vector<Tensor> shares_;
   char* pinned_ = nullptr;  // All rows, one after the other.
   size_t pinned_bytes_ = 0;
   std::vector<Copy> to_host_, back_;

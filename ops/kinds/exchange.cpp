@@ -58,7 +58,7 @@ void Exchange::begin() {
     std::_Exit(1);
   }
   if (const std::string why = failure.get(); !why.empty()) throw Error(why);
-  if (transport_->size > 1) name_rank_at_terminate();
+  name_rank_at_terminate();
   std::atexit([] {
     Exchange& e = get();
     std::unique_lock end(e.mutex_);
@@ -78,7 +78,7 @@ Exchange& Exchange::get() {
 }
 
 void Exchange::start(std::shared_ptr<Job> job) {
-  if (!transport_ || transport_->size == 1) {  // Alone: a sum is there already.
+  if (!transport_) {  // Alone: a sum is there already.
     job->done_ = true;
     return;
   }
@@ -93,26 +93,20 @@ void Exchange::start(std::shared_ptr<Job> job) {
 }
 
 void Exchange::wait(Job& job) {
-  if (!transport_) return;
-  if (!job.done_) {
-    const double begin = now_s();
-    std::unique_lock lock(mutex_);
-    ++waiting_;
-    work_.notify_all();
-    job.waited_since_ = begin;
-    done_.wait(lock, [&] { return job.done_.load(); });
-    --waiting_;
-    waited_ns_ += static_cast<int64_t>((now_s() - begin) * 1e9);
-  }
+  let_go(job);
   if (!job.failure_.empty()) throw Error(job.failure_);
 }
 
 void Exchange::let_go(Job& job) noexcept {
-  try {
-    wait(job);
-  } catch (const Error&) {
-    // It has failed, and is not active.
-  }
+  if (!transport_ || job.done_) return;
+  const double begin = now_s();
+  std::unique_lock lock(mutex_);
+  ++waiting_;
+  work_.notify_all();
+  job.waited_since_ = begin;
+  done_.wait(lock, [&] { return job.done_.load(); });
+  --waiting_;
+  waited_ns_ += static_cast<int64_t>((now_s() - begin) * 1e9);
 }
 
 void Exchange::retire(std::shared_ptr<Job> job) {
@@ -120,12 +114,6 @@ void Exchange::retire(std::shared_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
   retired_.push_back(std::move(job));
   work_.notify_all();
-}
-
-void Exchange::run(const std::shared_ptr<Job>& job) {
-  start(job);
-  wait(*job);
-  retire(job);
 }
 
 int Exchange::next_tag() {

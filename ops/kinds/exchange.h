@@ -36,6 +36,7 @@ class Row {
   Row(DType dtype, std::vector<Span> spans, std::vector<const Cuts*> cuts = {});
   int64_t size() const { return size_; }
   DType dtype() const { return dtype_; }
+  int64_t item() const { return static_cast<int64_t>(itemsize(dtype_)); }
   /// Elements [begin, end).
   std::vector<Span> part(int64_t begin, int64_t end) const;
   /// The same row in dense memory.
@@ -107,7 +108,7 @@ class Job {
     bool under_way;
   };
   void declare();
-  void declare(int stage, bool sends, int peer, const std::vector<Piece>& pieces);
+  void declare(int stage, bool sends, int peer, const std::vector<Span>& spans, size_t item = 1);
 
   int stage_ = 0;
   std::vector<Row> rows_;
@@ -141,8 +142,6 @@ class Exchange {
   void let_go(Job& job) noexcept;
   /// It will not be started again. Every job that has been started comes here.
   void retire(std::shared_ptr<Job> job);
-  /// All three, one after the other.
-  void run(const std::shared_ptr<Job>& job);
   /// A tag for a job that all ranks begin in the same order.
   int next_tag();
   /// The first of so many tags in a row, for messages that may be under way with others; all ranks
@@ -192,8 +191,13 @@ inline double now_s() {
 
 /// Cuts of n elements that belong to one rank: what all others get of it is a broadcast.
 Cuts owned_by(int rank, int64_t n);
-/// Each rank's part of the row to all, waited for; with `patience` without a limit.
-void share(std::string what, Row row, bool patience = false);
+/// A sum over the ranks of a row in the host's memory, or a half of it, waited for; with `patience`
+/// without a limit.
+void exchange(std::string what, Row row, Halves halves, bool patience = false);
+/// Each rank's part of the row to all.
+inline void share(std::string what, Row row, bool patience = false) {
+  exchange(std::move(what), std::move(row), Halves::Share, patience);
+}
 
 /// Rank 0 does it, however long that takes; the others wait. If it throws, all throw.
 void on_first_rank(const std::string& what, const std::function<void()>& f);

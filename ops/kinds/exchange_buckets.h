@@ -48,7 +48,6 @@ class Buckets : NotCopied {
   size_t size() const { return buckets_.size(); }
 
  private:
-  int tags() const { return static_cast<int>(buckets_.size()) + (uses_ ? 1 : 0); }
   int own_rows_;                                  // Of this rank, a gradient.
   std::vector<std::pair<size_t, size_t>> place_;  // Bucket and place in it.
   std::vector<std::unique_ptr<GradientBucket>> buckets_;

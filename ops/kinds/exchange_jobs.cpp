@@ -59,37 +59,34 @@ Row::Row(DType dtype, std::vector<Span> spans, std::vector<const Cuts*> cuts)
 
 std::vector<Span> Row::part(int64_t begin, int64_t end) const {
   std::vector<Span> part;
-  const auto item = static_cast<int64_t>(itemsize(dtype_));
   int64_t at = 0;
   for (const Span& s : spans_) {
     const int64_t from = std::max(begin, at), to = std::min(end, at + s.n);
-    if (from < to) part.push_back({s.at + (from - at) * item, to - from});
+    if (from < to) part.push_back({s.at + (from - at) * item(), to - from});
     at += s.n;
   }
   return part;
 }
 
-// The same spans in dense memory.
-static std::vector<Span> moved(std::vector<Span> spans, DType dtype, char* to) {
-  for (Span& s : spans) {
+Row Row::moved(char* to) const {
+  Row row = *this;
+  for (Span& s : row.spans_) {
     s.at = to;
-    to += s.n * static_cast<int64_t>(itemsize(dtype));
+    to += s.n * item();
   }
-  return spans;
+  return row;
 }
-Row Row::moved(char* to) const { return Row(dtype_, dist::moved(spans_, dtype_, to), cuts_); }
 
 std::vector<Span> Row::shard(int rank, int ranks) const {
-  if (!cuts_.empty()) {
-    std::vector<Span> own;
-    const auto item = static_cast<int64_t>(itemsize(dtype_));
-    for (size_t k = 0; k < spans_.size(); ++k) {
-      const int64_t* const at = cuts_[k]->data() + rank;
-      if (at[0] < at[1]) own.push_back({spans_[k].at + at[0] * item, at[1] - at[0]});
-    }
-    return own;
+  if (cuts_.empty()) {
+    return part(shard_begin(size_, rank, ranks), shard_begin(size_, rank + 1, ranks));
   }
-  return part(shard_begin(size_, rank, ranks), shard_begin(size_, rank + 1, ranks));
+  std::vector<Span> own;
+  for (size_t k = 0; k < spans_.size(); ++k) {
+    const int64_t* const at = cuts_[k]->data() + rank;
+    if (at[0] < at[1]) own.push_back({spans_[k].at + at[0] * item(), at[1] - at[0]});
+  }
+  return own;
 }
 
 // All ranks' shares of this one's shard come, dense, in pieces as they are sent: one of the first
@@ -98,13 +95,11 @@ static void plan_shares(SumPlan& plan, const std::vector<Row>& rows, int passes,
                         const std::vector<std::vector<Span>>& own,
                         const std::function<char*(int64_t)>& shares) {
   const int me = Exchange::get().rank(), size = Exchange::get().size();
-  const DType t = rows.back().dtype();
+  const Row mine(rows.back().dtype(), own[0]);
   const auto first_of = [&](int r) { return r == 0 ? 0 : 1 + (r - 1) * passes; };
-  int64_t n = 0;
-  for (const Span& s : own[0]) n += s.n;
-  char* const memory = shares(first_of(size) * n);
+  char* const memory = shares(first_of(size) * mine.size());
   const auto share = [&](int k) {
-    return moved(own[0], t, memory + k * n * static_cast<int64_t>(itemsize(t)));
+    return mine.moved(memory + k * mine.size() * mine.item()).part(0, mine.size());
   };
   const auto add = [](std::vector<Span>& all, const std::vector<Span>& more) {
     all.insert(all.end(), more.begin(), more.end());
@@ -119,9 +114,8 @@ static void plan_shares(SumPlan& plan, const std::vector<Row>& rows, int passes,
     plan.additions.push_back({own.back()[k].at, {}, own[0][k].n});
   }
   for (int k = 0; k < first_of(size); ++k) {
-    const int mine = k - first_of(me);
-    const bool is_mine = mine >= 0 && k < first_of(me + 1);
-    const std::vector<Span> from = is_mine ? own[static_cast<size_t>(mine)] : share(k);
+    const bool is_mine = k >= first_of(me) && k < first_of(me + 1);
+    const auto from = is_mine ? own[static_cast<size_t>(k - first_of(me))] : share(k);
     for (size_t s = 0; s < from.size(); ++s) plan.additions[s].from.push_back(from[s].at);
   }
 }
@@ -148,33 +142,31 @@ void Job::set_rows(std::vector<Row> rows, int passes) {
   changed_ = true;
 }
 
-static std::vector<Piece> pieces_of(const std::vector<Span>& spans, DType dtype) {
-  std::vector<Piece> pieces;
-  for (const Span& s : spans) pieces.push_back({s.at, static_cast<size_t>(s.n) * itemsize(dtype)});
-  return pieces;
-}
-
 void Job::declare() {
-  const DType t = rows_.back().dtype();
+  const size_t item = itemsize(rows_.back().dtype());
   plan_ = plan_sum(rows_, passes_, halves, [&](int64_t n) {
-    shares_.resize(static_cast<size_t>(n) * itemsize(t));
+    shares_.resize(static_cast<size_t>(n) * item);
     return shares_.data();
   });
   for (int stage = 0; stage < static_cast<int>(plan_.stages.size()); ++stage) {
     for (const SumPlan::Message& m : plan_.stages[static_cast<size_t>(stage)]) {
-      declare(stage, false, m.peer, pieces_of(m.from, t));
-      declare(stage, true, m.peer, pieces_of(m.to, t));
+      declare(stage, false, m.peer, m.from, item);
+      declare(stage, true, m.peer, m.to, item);
     }
   }
 }
 
-void Job::declare(int stage, bool sends, int peer, const std::vector<Piece>& pieces) {
-  if (pieces.empty()) return;
+void Job::declare(int stage, bool sends, int peer, const std::vector<Span>& spans, size_t item) {
+  if (spans.empty()) return;
+  std::vector<Piece> pieces;
+  size_t bytes = 0;
+  for (const Span& s : spans) {
+    pieces.push_back({s.at, static_cast<size_t>(s.n) * item});
+    bytes += pieces.back().bytes;
+  }
   const Transport& t = *Exchange::get().transport();
   void* r = (sends ? t.send : t.receive)(pieces.data(), static_cast<int>(pieces.size()), peer, tag);
   BRRR_CHECK(r, "{}: no message to or from rank {}: {}", what, peer, t.error());
-  size_t bytes = 0;
-  for (const Piece& p : pieces) bytes += p.bytes;
   messages_.push_back({r, peer, stage, sends ? bytes : 0, false});
 }
 
@@ -188,12 +180,14 @@ Cuts owned_by(int rank, int64_t n) {
   return cuts;
 }
 
-void share(std::string what, Row row, bool patience) {
+void exchange(std::string what, Row row, Halves halves, bool patience) {
   Exchange& e = Exchange::get();
-  const auto job = std::make_shared<Job>(std::move(what), e.next_tag(), Halves::Share);
+  const auto job = std::make_shared<Job>(std::move(what), e.next_tag(), halves);
   job->set_rows({std::move(row)});
   job->patient = patience;
-  e.run(job);
+  e.start(job);
+  e.wait(*job);
+  e.retire(job);
 }
 
 }  // namespace brrr::dist

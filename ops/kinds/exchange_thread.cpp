@@ -126,7 +126,7 @@ class Exchange::Thread {
     const int n = transport_->size;
     job.calls_.assign(static_cast<size_t>(n), std::string(kCallBytes, '\0'));
     std::string& own = job.calls_[static_cast<size_t>(transport_->rank)];
-    own.replace(0, std::min(job.what.size(), kCallBytes - 1), job.what, 0, kCallBytes - 1);
+    job.what.copy(own.data(), kCallBytes - 1);
     for (int peer = 0; peer < n; ++peer) {
       if (peer == transport_->rank) continue;
       job.declare(Job::kCalls, true, peer, {{own.data(), kCallBytes}});
@@ -260,27 +260,17 @@ class Exchange::Thread {
     return true;
   }
 
-  // One message, waited for.
-  bool exchange_now(const Piece& piece, bool sends, int peer, int tag) {
-    void* const m = (sends ? transport_->send : transport_->receive)(&piece, 1, peer, tag);
-    if (!m) return false;
-    int state = transport_->start(m) ? 0 : -1;
-    while (state == 0) {
-      state = transport_->test(m);
-      sched_yield();
-    }
-    transport_->release(m);
-    return state > 0;
-  }
-
   // Rank 0's limit and check hold for all, who may not see its environment. Returns what failed.
   std::string share_settings() {
     double settings[] = {e_.limit_s_, e_.check_ ? 1.0 : 0.0};
     const Piece piece{settings, sizeof settings};
     const bool first = transport_->rank == 0;
     for (int r = first ? 1 : 0; r < (first ? transport_->size : 1); ++r) {
-      if (exchange_now(piece, first, r, kSettingsTag)) continue;
-      return fmt::format("dist: no message between ranks: {}", transport_->error());
+      void* const m = (first ? transport_->send : transport_->receive)(&piece, 1, r, kSettingsTag);
+      int state = m && transport_->start(m) ? 0 : -1;
+      for (; state == 0; sched_yield()) state = transport_->test(m);
+      if (m) transport_->release(m);
+      if (state < 0) return fmt::format("dist: no message between ranks: {}", transport_->error());
     }
     e_.limit_s_ = settings[0];
     e_.check_ = settings[1] != 0;

@@ -183,13 +183,10 @@ template <bool kMax> void arg_cuda(OpCall& c) {
 // ReductionAttrs with a mask of one bit.
 void arg_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
-  const auto a = c.attrs.as<ReductionAttrs>();
-  for (int d = 0; d < x.ndim; ++d) {
-    BRRR_CHECK(!(a.mask >> d & 1) || x.sizes[d] > 0,
-               "{}: dim {} of {} has no elements; give a shape without 0", c.op->name, d,
-               describe(&x));
-  }
-  set_meta(c, 0, kInt64, reduced_sizes(x.size_list(), a));
+  const int dim = reduced_dim(c.attrs);
+  BRRR_CHECK(lines_along(x, dim).n > 0, "{}: dim {} of {} has no elements; give a shape without 0",
+             c.op->name, dim, describe(&x));
+  set_meta(c, 0, kInt64, reduced_sizes(x.size_list(), c.attrs.as<ReductionAttrs>()));
 }
 
 int64_t arg_scratch(const OpCall& c) {

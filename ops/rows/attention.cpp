@@ -281,8 +281,7 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const At
   BRRR_CHECK(q.defined() && k.defined() && v.defined(), "{}: q, k or v is undefined; assign it",
              kName);
   for (const Tensor& t : {q, k, v}) {
-    BRRR_CHECK(is_floating(t.dtype()), "{}: takes floating dtypes, got {}; convert with to(dtype)",
-               kName, describe(t.impl()));
+    check_floating(kName, *t.impl());
     BRRR_CHECK(t.dtype() == q.dtype() && t.device() == q.device(),
                "{}: operands are {} on {} and {} on {}; convert one with to()", kName,
                describe(q.impl()), name(q.device()), describe(t.impl()), name(t.device()));
@@ -306,10 +305,12 @@ void check_attention(const Tensor& q, const Tensor& k, const Tensor& v, const At
 }
 
 IntList leading(const Tensor& t) { return {t.sizes().data(), static_cast<size_t>(t.dim() - 2)}; }
-// With the given leading dims and the matrix' own.
-Tensor broadcast(const Tensor& t, IntList sizes, int64_t rows, int64_t cols) {
-  sizes.push_back(rows);
-  sizes.push_back(cols);
+IntList matrices(IntList leading, int64_t rows, int64_t cols) {
+  leading.push_back(rows);
+  leading.push_back(cols);
+  return leading;
+}
+Tensor broadcast(const Tensor& t, const IntList& sizes) {
   return t.sizes() == sizes ? t : expand(t, sizes);
 }
 
@@ -323,14 +324,13 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
   const int64_t queries = q.size(-2), keys = k.size(-2), width = q.size(-1);
   IntList batch = broadcast_shapes(kName, leading(q), leading(k));
   batch = broadcast_shapes(kName, batch, leading(v));
-  const Tensor a = broadcast(q, batch, queries, width), b = broadcast(k, batch, keys, width),
-               c = broadcast(v, batch, keys, v.size(-1));
+  const Tensor a = broadcast(q, matrices(batch, queries, width)),
+               b = broadcast(k, matrices(batch, keys, width)),
+               c = broadcast(v, matrices(batch, keys, v.size(-1)));
   Tensor mask = o.mask;
   if (mask.defined()) {
     if (mask.dtype() != kBool) mask = mask.to(compute_type(q.dtype()));
-    IntList scores = batch;
-    scores.push_back(queries);
-    scores.push_back(keys);
+    const IntList scores = matrices(batch, queries, keys);
     bool fits = mask.dim() <= scores.size();
     for (int d = 1; fits && d <= mask.dim(); ++d) {
       fits = mask.size(-d) == 1 || mask.size(-d) == scores[scores.size() - d];
@@ -338,7 +338,7 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
     BRRR_CHECK(fits,
                "{}: the mask {} does not broadcast to the scores {}; give it their last dims, or 1",
                kName, describe(mask.impl()), to_string(scores));
-    mask = broadcast(mask, batch, queries, keys);
+    mask = broadcast(mask, scores);
   }
   const double p = o.training ? o.dropout : 0;
   const Tensor key = p > 0 ? draw_key(q.device()) : Tensor();

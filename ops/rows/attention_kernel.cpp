@@ -40,8 +40,7 @@ template <class T> BRRR_VX void product(tile::Tile<T> t, int64_t m, int64_t n) {
     to = std::min(from + across, regs);
     t.last = static_cast<int>(std::min(n, to * width) - (to - 1) * width);
     t.b = b + from * width;
-    const auto& tiles = (t.last < width ? tile::kTailTiles<T>
-                                        : tile::kTiles<T>)[static_cast<size_t>(to - from - 1)];
+    const auto& tiles = tile::kTiles<T>[t.last < width][static_cast<size_t>(to - from - 1)];
     for (int64_t top = 0, high; top < m; top += high * t.count) {
       high = std::min(height, m - top);
       t.count = times(m - top, high);
@@ -53,25 +52,15 @@ template <class T> BRRR_VX void product(tile::Tile<T> t, int64_t m, int64_t n) {
 }
 
 // A block of up to kQueries rows transposed: [cols, lanes], zeros beyond the rows.
-template <class T> class Transposed {
- public:
-  /// `room` is used if the stack's will not do.
-  Transposed(int64_t cols, T* room) {
-    if (cols > kWide) at_ = room;
+template <class T>
+const T* transposed(const RowMatrix<const T>& from, int64_t row, int64_t rows, int64_t cols,
+                    int64_t lanes, T* to) {
+  for (int64_t j = 0; rows < lanes && j < cols; ++j) {
+    std::fill(to + j * lanes + rows, to + (j + 1) * lanes, T(0));
   }
-  const T* fill(const RowMatrix<const T>& from, int64_t row, int64_t rows, int64_t cols,
-                int64_t lanes) {
-    for (int64_t j = 0; rows < lanes && j < cols; ++j) {
-      std::fill(at_ + j * lanes + rows, at_ + (j + 1) * lanes, T(0));
-    }
-    tile::transpose(from.at(row), from.row, rows, cols, at_, lanes, false);
-    return at_;
-  }
-
- private:
-  alignas(64) T stack_[kWide * kQueries];
-  T* at_ = stack_;
-};
+  tile::transpose(from.at(row), from.row, rows, cols, to, lanes, false);
+  return to;
+}
 
 // --- a tile of scores ----------------------------------------------------------------------------
 
@@ -101,29 +90,24 @@ template <class T, class F> void for_keys(const AttentionHead<T>& h, const Place
 }
 
 // Values of a [queries, keys] tensor for a tile, brought from rows to lanes.
-template <class T> class Spread {
- public:
-  // f(r, n, row): writes what query r has for the tile's first n keys. Returns the tile.
-  template <class F> const T* fill(const AttentionHead<T>& h, const Place& p, const F& f) {
-    alignas(64) T rows[16 * kStride];
-    for (int64_t lane = 0; lane < p.lanes; lane += 16) {
-      const int64_t n = seen(h, p, lane), count = std::min<int64_t>(16, p.rows - lane);
-      for (int64_t r = 0; r < count; ++r) f(lane + r, n, rows + r * kStride);
-      std::fill(rows + count * kStride, rows + 16 * kStride, T(0));
-      tile::transpose(rows, kStride, 16, n, tile_ + lane, p.lanes, false);
-    }
-    return tile_;
+// f(r, n, row): writes what query r has for the tile's first n keys.
+template <class T, class F>
+const T* spread(const AttentionHead<T>& h, const Place& p, T* to, const F& f) {
+  constexpr int64_t kStride = kKeys + 32;
+  alignas(64) T rows[16 * kStride];
+  for (int64_t lane = 0; lane < p.lanes; lane += 16) {
+    const int64_t n = seen(h, p, lane), count = std::min<int64_t>(16, p.rows - lane);
+    for (int64_t r = 0; r < count; ++r) f(lane + r, n, rows + r * kStride);
+    std::fill(rows + count * kStride, rows + 16 * kStride, T(0));
+    tile::transpose(rows, kStride, 16, n, to + lane, p.lanes, false);
   }
-
- private:
-  static constexpr int64_t kStride = kKeys + 32;
-  alignas(64) T tile_[kQueries * kKeys];
-};
+  return to;
+}
 
 // The mask as a number to add: 0 or -inf where it is bool.
-template <class T> const T* fill_mask(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
+template <class T> const T* fill_mask(const AttentionHead<T>& h, const Place& p, T* to) {
   using V = Vec<T>;
-  return to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
+  return spread(h, p, to, [&](int64_t r, int64_t n, T* row) {
     const int64_t at = (p.row + r) * h.mask_row + p.col * h.mask_col, step = h.mask_col;
     map_row(n, [&](int64_t j, int lanes) {
       if (h.bias) {
@@ -142,8 +126,8 @@ template <class T> const T* fill_mask(const AttentionHead<T>& h, const Place& p,
 
 // The tile's part of the dropout mask. Philox gives 16 elements at multiples of 16, and a row of
 // the mask begins anywhere.
-template <class T> const T* fill_keep(const AttentionHead<T>& h, const Place& p, Spread<T>& to) {
-  return to.fill(h, p, [&](int64_t r, int64_t n, T* row) {
+template <class T> const T* fill_keep(const AttentionHead<T>& h, const Place& p, T* to) {
+  return spread(h, p, to, [&](int64_t r, int64_t n, T* row) {
     const int64_t at = h.element + (p.row + r) * h.keys + p.col, skip = at % 16;
     for (int64_t j = 0; j < skip + n; j += 16) {
       vx::store(row + j, h.dropout->template mask<Vec<T>>(at - skip + j));
@@ -154,7 +138,7 @@ template <class T> const T* fill_keep(const AttentionHead<T>& h, const Place& p,
 
 // What a tile of scores is modified by.
 template <class T> struct Modifiers {
-  Spread<T> mask_tile, keep_tile;
+  alignas(64) T mask_tile[kQueries * kKeys], keep_tile[kQueries * kKeys];
   const T *mask = nullptr, *keep = nullptr;
 
   void fill(const AttentionHead<T>& h, const Place& p) {
@@ -312,13 +296,14 @@ void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, co
 template <class T>
 void attention_forward(const AttentionHead<T>& h, RowMatrix<T> out, T* max, T* sum) {
   alignas(64) T s[kQueries * kKeys];
-  Transposed<T> queries(h.width, h.room);
+  alignas(64) T stack[kQueries * kWide];
+  T* const queries = h.room ? h.room : stack;
   Modifiers<T> by;
   Running<T> now;
   for (int64_t row = 0; row < h.queries; row += kQueries) {
     const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
     const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
-    const T* q = queries.fill(h.q, row, rows, h.width, lanes);
+    const T* q = transposed(h.q, row, rows, h.width, lanes, queries);
     const RowMatrix<T> o{out.at(row), out.row};
     std::fill_n(now.max, kQueries, -static_cast<T>(__builtin_inf()));
     std::fill_n(now.sum, kQueries, T(0));
@@ -344,7 +329,9 @@ template <class T>
 void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d) {
   alignas(64) T s[kQueries * kKeys];
   alignas(64) T ds[kQueries * kKeys];
-  Transposed<T> queries(h.width, h.room), gradients(h.depth, h.room + kQueries * h.width);
+  alignas(64) T stack[2][kQueries * kWide];
+  T* const queries = h.room ? h.room : stack[0];
+  T* const gradients = h.room ? h.room + kQueries * h.width : stack[1];
   Modifiers<T> by;
   if (h.keys == 0) clear(d.dq, h.queries, h.width);
   if (h.keys > kKeys) along_weights(h, d);
@@ -355,8 +342,8 @@ void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d
       const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
       const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
       const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
-      by_pairs(h, p, h.k, queries.fill(h.q, row, rows, h.width, lanes), h.width, s);
-      by_pairs(h, p, h.v, gradients.fill(d.g, row, rows, h.depth, lanes), h.depth, ds);
+      by_pairs(h, p, h.k, transposed(h.q, row, rows, h.width, lanes, queries), h.width, s);
+      by_pairs(h, p, h.v, transposed(d.g, row, rows, h.depth, lanes, gradients), h.depth, ds);
       by.fill(h, p);
       weigh_backward(h, d, p, by, s, ds);
       by_keys(h, p, s, {d.g.at(row), d.g.row}, dv, h.depth, known);

@@ -170,7 +170,6 @@ template <bool kept> BRRR_VX void multiply(Part<kCols>& s, Rows<kept>& a, const 
 
 // Where float32 weights are passed from the threads that made them to those that multiply by them.
 constexpr int kRoomStride = kCols + 8;
-constexpr int kRoom = kMma ? 0 : kRows * kRoomStride;
 
 // c += s b: kCols rows of b.
 BRRR_VX void accumulate(Part<kWidth>& c, const Part<kCols>& s, const T* b, float* room) {

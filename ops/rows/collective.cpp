@@ -18,22 +18,14 @@ namespace brrr::dist {
 
 namespace {
 
-std::string words(const OpCall& c) {
-  return fmt::format("{} of {}", c.op->name, describe(c.in[0]));
-}
-
 // A sum over the ranks of a row on the result's device, or a half of it, waited for.
-void exchange(const OpCall& c, const std::string& what, const Row& row, Halves halves) {
+void exchange(const OpCall& c, const Row& row, Halves halves, const std::string& how = "") {
   if (size() == 1) return;
+  const std::string what = fmt::format("{} of {}{}", c.op->name, describe(c.in[0]), how);
+  if (c.out[0].device() == kCPU) return exchange(what, row, halves);
   Exchange& e = Exchange::get();
-  const bool on_gpu = c.out[0].device() != kCPU;
   // Linked GPUs need no tag: a replay asks for none either.
-  const int tag = on_gpu && gpus_linked() ? 0 : e.next_tag();
-  const auto job = std::make_shared<Job>(what, tag, halves);
-  if (!on_gpu) {
-    job->set_rows({row});
-    return e.run(job);
-  }
+  const auto job = std::make_shared<Job>(what, gpus_linked() ? 0 : e.next_tag(), halves);
   DeviceSum sum;
   sum.set_rows({row}, 1, job);
   sum.begin();
@@ -64,7 +56,7 @@ void check_dims(const OpCall& c) {
 void all_reduce_run(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   copy_now(out, *c.in[0]);
-  exchange(c, words(c), row_of(out), Halves::Both);
+  exchange(c, row_of(out), Halves::Both);
 }
 
 void all_reduce_vjp(VjpCall& v) { v.gin[0] = all_reduce(v.gout[0]); }
@@ -81,7 +73,7 @@ void gather_infer(OpCall& c) {
 void gather_run(OpCall& c) {
   const TensorImpl &out = *c.out[0].impl(), &mine = *c.in[0];
   copy_into_part(out, mine, 0, rank() * mine.sizes[0]);
-  exchange(c, words(c), row_of(out), Halves::Share);
+  exchange(c, row_of(out), Halves::Share);
 }
 
 void scatter_infer(OpCall& c) {
@@ -106,7 +98,7 @@ void scatter_run(OpCall& c) {
   }
   char* const mine = std::exchange(parts[static_cast<size_t>(rank())].at, out.data());
   if (bytes) backend(out.device.type).copy(out.data(), mine, bytes);
-  exchange(c, words(c), Row(out.dtype, std::move(parts)), Halves::Sum);
+  exchange(c, Row(out.dtype, std::move(parts)), Halves::Sum);
 }
 
 void gather_vjp(VjpCall& v) { v.gin[0] = reduce_scatter(v.gout[0]); }
@@ -128,7 +120,7 @@ void broadcast_run(OpCall& c) {
   const auto root = static_cast<int>(c.attrs.as<RootAttrs>().rank);
   copy_now(out, *c.in[0]);
   const Cuts cuts = owned_by(root, out.numel);
-  exchange(c, fmt::format("{} from rank {}", words(c), root), row_of(out, {&cuts}), Halves::Share);
+  exchange(c, row_of(out, {&cuts}), Halves::Share, fmt::format(" from rank {}", root));
 }
 
 void broadcast_vjp(VjpCall& v) {

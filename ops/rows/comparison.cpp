@@ -5,26 +5,23 @@ namespace brrr {
 
 namespace {
 
-constexpr PointwiseTraits kPlain{};
-
-const NumberOp logical_and_row{"logical_and", "a and b", kPlain,
-                               [](auto a, auto b) { return (a != 0.0) & (b != 0.0); }};
-const NumberOp logical_or_row{"logical_or", "a or b", kPlain,
-                              [](auto a, auto b) { return (a != 0.0) | (b != 0.0); }};
-const NumberOp logical_xor_row{"logical_xor", "a or b, not both", kPlain, [](auto a, auto b) {
+const NumberOp logical_and_row{
+    "logical_and", "a and b", {}, [](auto a, auto b) { return (a != 0.0) & (b != 0.0); }};
+const NumberOp logical_or_row{
+    "logical_or", "a or b", {}, [](auto a, auto b) { return (a != 0.0) | (b != 0.0); }};
+const NumberOp logical_xor_row{"logical_xor", "a or b, not both", {}, [](auto a, auto b) {
                                  return ((a != 0.0) & (b == 0.0)) | ((a == 0.0) & (b != 0.0));
                                }};
-const NumberOp logical_not_row{"logical_not", "not a", kPlain, [](auto a) { return a == 0.0; }};
-const PointwiseOp isnan_row{"isnan", "x is not a number", kPlain,
-                            [](auto x) { return m::isnan(x); }};
-const PointwiseOp isfinite_row{"isfinite", "x is neither infinite nor NaN", kPlain,
-                               [](auto x) { return m::isfinite(x); }};
+const NumberOp logical_not_row{"logical_not", "not a", {}, [](auto a) { return a == 0.0; }};
+const PointwiseOp isnan_row{"isnan", "x is not a number", {}, [](auto x) { return m::isnan(x); }};
+const PointwiseOp isfinite_row{
+    "isfinite", "x is neither infinite nor NaN", {}, [](auto x) { return m::isfinite(x); }};
 
 }  // namespace
 
-#define BRRR_COMPARISON(name, holds)                                                             \
-  static const NumberOp name##_row{#name, #holds, kPlain, [](auto a, auto b) { return holds; }}; \
-  Tensor name(const Tensor& a, const Tensor& b) { return call(name##_row, a, b); }               \
+#define BRRR_COMPARISON(name, holds)                                                         \
+  static const NumberOp name##_row{#name, #holds, {}, [](auto a, auto b) { return holds; }}; \
+  Tensor name(const Tensor& a, const Tensor& b) { return call(name##_row, a, b); }           \
   Tensor name(const Tensor& a, Scalar b) { return call(name##_row, a, b); }
 BRRR_COMPARISON(lt, a < b)
 BRRR_COMPARISON(le, a <= b)

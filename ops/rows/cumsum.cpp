@@ -53,7 +53,7 @@ template <class V> struct Scan : Lines {
   }
 
   void run() const {
-    const int64_t tiles = inner == 1 ? 1 : (inner + kColumns - 1) / kColumns;
+    const int64_t tiles = (inner + kColumns - 1) / kColumns;
     const int64_t units = inner == 1 ? (outer + kRows - 1) / kRows : outer * tiles;
     const int64_t grain = std::max<int64_t>(1, kRowGrain * units / (outer * n * inner));
     parallel_for(units, grain, [&](int64_t begin, int64_t end) {
@@ -78,7 +78,8 @@ struct CumsumAttrs {
   int64_t reverse;  // The sums run from its end.
 };
 
-template <class V> void scan_cpu(OpCall& c, DType compute) {
+template <class V> void scan_cpu(OpCall& c) {
+  constexpr DType compute = DTypeOf<Lane<V>>::value;
   const DenseInput in(c.in[0], compute);
   DenseOutput out(c.out[0], compute);
   const bool reverse = c.attrs.as<CumsumAttrs>().reverse;
@@ -89,11 +90,11 @@ template <class V> void scan_cpu(OpCall& c, DType compute) {
 
 void cumsum_cpu(OpCall& c) {
   if (c.in[0]->numel == 0) return;
-  const DType t = sum_dtype(c.in[0]->dtype), compute = compute_type(t);
-  const auto kernel = t == kInt64           ? scan_cpu<vx::i64>
-                      : compute == kFloat64 ? scan_cpu<vx::f64>
-                                            : scan_cpu<vx::f32>;
-  kernel(c, compute);
+  const DType t = c.out[0].dtype();
+  const auto kernel = t == kInt64     ? scan_cpu<vx::i64>
+                      : t == kFloat64 ? scan_cpu<vx::f64>
+                                      : scan_cpu<vx::f32>;
+  kernel(c);
 }
 
 // --- on a GPU ------------------------------------------------------------------------------------
@@ -111,14 +112,9 @@ constexpr int64_t kShort = 64, kChunk = 2048, kColumnChunk = 256, kManyLines = 1
 // place of y) those of each chunk by itself: both [outer, chunks, inner].
 BRRR_DEVICE_STRUCT(CumsumArguments, {
   const char* x;
-  char* y;
-  char* totals;
+  char *y, *totals;
   const char* before;
-  long outer;
-  long n;
-  long inner;
-  long chunk;
-  long chunks;
+  long outer, n, inner, chunk, chunks;
   int reverse;
 });
 

@@ -104,11 +104,15 @@ void check_output(const Equation& e) {
 
 // --- operands ------------------------------------------------------------------------------------
 
-void check_sizes(bool fit, const Equation& e, char c, int64_t n, size_t operand, int64_t other,
-                 size_t other_operand) {
+struct Extent {
+  int64_t size;
+  size_t operand;  // That it comes from.
+};
+
+void check_sizes(bool fit, const Equation& e, char c, const Extent& a, const Extent& b) {
   BRRR_CHECK(fit, "einsum: {} has size {} in operand {} and {} in operand {} of \"{}\"",
-             is_letter(c) ? fmt::format("index '{}'", c) : "a dim of the ellipsis", other,
-             other_operand, n, operand, e.text);
+             is_letter(c) ? fmt::format("index '{}'", c) : "a dim of the ellipsis", a.size,
+             a.operand, b.size, b.operand, e.text);
 }
 
 /// Operand k, with dims of one index replaced by their diagonal, last: of dims a < b of size n,
@@ -120,7 +124,7 @@ Term take_diagonals(const Equation& e, Term x, size_t k) {
     if (a == b) continue;
     const int at_a = static_cast<int>(a), at_b = static_cast<int>(b);
     const int64_t n = x.t.size(at_a);
-    check_sizes(x.t.size(at_b) == n, e, c, x.t.size(at_b), k, n, k);
+    check_sizes(x.t.size(at_b) == n, e, c, {n, k}, {x.t.size(at_b), k});
     IntList order;
     for (int d = 0; d < x.t.dim(); ++d) {
       if (d != at_a && d != at_b) order.push_back(d);
@@ -141,11 +145,10 @@ class Sizes {
     for (size_t k = 0; k < terms.size(); ++k) {
       for (size_t d = 0; d < terms[k].indices.size(); ++d) {
         const char c = terms[k].indices[d];
-        const int64_t n = terms[k].t.size(static_cast<int64_t>(d));
-        Known& known = known_.try_emplace(c, Known{n, k}).first->second;
-        check_sizes(known.size == 1 || n == 1 || n == known.size, e, c, n, k, known.size,
-                    known.operand);
-        if (known.size == 1) known = {n, k};
+        const Extent own{terms[k].t.size(static_cast<int64_t>(d)), k};
+        Extent& known = known_.try_emplace(c, own).first->second;
+        check_sizes(known.size == 1 || own.size == 1 || own.size == known.size, e, c, known, own);
+        if (known.size == 1) known = own;
       }
     }
   }
@@ -158,11 +161,7 @@ class Sizes {
   int64_t product(std::string_view indices) const { return numel_of(of(indices), "einsum"); }
 
  private:
-  struct Known {
-    int64_t size;
-    size_t operand;  // That it comes from.
-  };
-  std::map<char, Known> known_;
+  std::map<char, Extent> known_;
 };
 
 /// Without the dims of size 1 that stretch: what an operand does not name, it does not depend on.

@@ -20,35 +20,29 @@ namespace brrr::dist {
 /// find wrong fails the sums, which some ranks have not begun.
 struct BucketUses final : Job {
   std::vector<std::string> names;  // Of the members.
-  std::vector<std::string> sets;   // That have come in some pass: a bit a member.
+  std::vector<std::string> sets;   // That have come in some pass: a byte a member, 0 or 1.
   std::string all;                 // What all ranks say, in their order.
   bool started = false;
 
   BucketUses(std::vector<std::string> members, int tag)
       : Job("the comparison of the parameters that ranks use", tag, Halves::Share),
         names(std::move(members)) {
-    all.resize(bytes() * static_cast<size_t>(Exchange::get().size()));
+    all.resize(names.size() * static_cast<size_t>(Exchange::get().size()));
     set_rows({Row(kUInt8, {{all.data(), static_cast<int64_t>(all.size())}})});
   }
-  size_t bytes() const { return (names.size() + 7) / 8; }
   void compute() override {
-    if (all.compare(bytes(), all.npos, all, 0, all.size() - bytes()) != 0) refuse();
+    if (all.compare(names.size(), all.npos, all, 0, all.size() - names.size()) != 0) refuse();
   }
-  static bool has(const char* set, size_t k) { return set[k / 8] >> (k % 8) & 1; }
   int64_t number_of(const std::vector<bool>& used) {
-    std::string set(bytes(), '\0');
-    for (size_t k = 0; k < used.size(); ++k) {
-      set[k / 8] = static_cast<char>(set[k / 8] | (used[k] ? 1 << (k % 8) : 0));
-    }
-    const auto at = std::find(sets.begin(), sets.end(), set);
-    if (at != sets.end()) return at - sets.begin();
-    sets.push_back(std::move(set));
-    return static_cast<int64_t>(sets.size()) - 1;
+    const std::string set(used.begin(), used.end());
+    const auto number = std::ranges::find(sets, set) - sets.begin();
+    if (number == std::ssize(sets)) sets.push_back(set);
+    return number;
   }
   void begin(const std::shared_ptr<BucketUses>& self, int64_t set) {
     if (std::exchange(started, true)) Exchange::get().wait(*this);
     const std::string& mine = sets[static_cast<size_t>(set)];
-    mine.copy(all.data() + bytes() * static_cast<size_t>(Exchange::get().rank()), bytes());
+    mine.copy(&all[names.size() * static_cast<size_t>(Exchange::get().rank())], names.size());
     Exchange::get().start(self);
   }
   [[noreturn]] void refuse() const {
@@ -57,8 +51,8 @@ struct BucketUses final : Job {
     int differ = 0;
     for (size_t k = names.size(); k-- > 0;) {  // As the model has them.
       std::vector<size_t> with, without;
-      for (size_t r = 0; r * bytes() < all.size(); ++r) {
-        (has(all.data() + r * bytes(), k) ? with : without).push_back(r);
+      for (size_t r = 0; r * names.size() < all.size(); ++r) {
+        (all[r * names.size() + k] != 0 ? with : without).push_back(r);
       }
       if (with.empty() || without.empty() || ++differ > most) continue;
       said += fmt::format("{}{} on rank {}, not on {}", said.empty() ? "" : "; ", names[k],
@@ -288,7 +282,8 @@ Buckets::~Buckets() {
   }
   if (uses_ && uses_->started) Exchange::get().let_go(*uses_);
   if (uses_) Exchange::get().retire(uses_);
-  if (!buckets_.empty()) Exchange::get().return_tags(buckets_[0]->job->tag, tags());
+  const int tags = static_cast<int>(buckets_.size()) + (uses_ ? 1 : 0);
+  if (!buckets_.empty()) Exchange::get().return_tags(buckets_[0]->job->tag, tags);
 }
 
 void Buckets::begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const {
@@ -317,35 +312,34 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
   }
   const bool compares = compared >= 0;
   const auto once = [&] { return std::exchange(compared, -1); };
+  // f(bucket, its first member here, their number).
+  const auto for_buckets = [&](const auto& f) {
+    for (size_t first = 0, n; first < members.size(); first += n) {
+      const size_t bucket = bucket_of(members[first]);
+      for (n = 1; first + n < members.size() && bucket_of(members[first + n]) == bucket;) ++n;
+      f(*buckets_[bucket], first, n);
+    }
+  };
   // All sums are on their way before the first is awaited.
-  for (size_t at = 0; at < members.size();) {
-    const size_t bucket = bucket_of(members[at]), first = at;
-    while (at < members.size() && bucket_of(members[at]) == bucket) ++at;
-    const auto absent = static_cast<int64_t>(buckets_[bucket]->members - (at - first));
-    if (absent > 0) {
-      const Tensor& g = gradients[first];
-      call_into(g, begin_row, {g}, BeginAttrs{buckets_[bucket]->id, 0, absent, once()});
-    }
-  }
-  for (size_t at = 0; at < members.size();) {
-    const size_t bucket = bucket_of(members[at]), first = at;
-    std::vector<Tensor> all;
-    for (; at < members.size() && bucket_of(members[at]) == bucket; ++at) {
-      all.push_back(gradients[at]);
-    }
-    const size_t n = all.size();
+  for_buckets([&](const GradientBucket& b, size_t first, size_t n) {
+    const auto absent = static_cast<int64_t>(b.members - n);
+    const Tensor& g = gradients[first];
+    if (absent > 0) call_into(g, begin_row, {g}, BeginAttrs{b.id, 0, absent, once()});
+  });
+  for_buckets([&](const GradientBucket& b, size_t first, size_t n) {
+    std::vector<Tensor> all(&gradients[first], &gradients[first] + n);
     for (size_t k = 0; k < n; ++k) {  // Read until now.
       for (const Tensor& t : before(members[first + k])) all.push_back(t);
     }
     const auto attrs = [&](size_t k) {
-      return EndAttrs{buckets_[bucket]->id, static_cast<int64_t>(place_[members[first + k]].second),
-                      once(), compares && first + k + 1 == members.size()};
+      return EndAttrs{b.id, static_cast<int64_t>(place_[members[first + k]].second), once(),
+                      compares && first + k + 1 == members.size()};
     };
     // Every member is an operand of the first call, and that call's result of every other: they
     // come after all that began, and before all that uses a sum.
     call_into(all[0], end_row, Inputs(all.data(), static_cast<int>(all.size())), attrs(0));
     for (size_t k = 1; k < n; ++k) call_into(all[k], end_row, {all[k], all[0]}, attrs(k));
-  }
+  });
 }
 
 }  // namespace brrr::dist

@@ -14,34 +14,31 @@ static TensorImpl& readable(const Tensor& t, const char* what) {
   return *t.impl();
 }
 
-static size_t bytes_of(const TensorImpl& t) {
-  return static_cast<size_t>(t.numel) * itemsize(t.dtype);
-}
-
-static std::unique_lock<std::recursive_mutex> lock_lent(const Storage& s) {
-  return is_lent(s) ? std::unique_lock(lending()) : std::unique_lock<std::recursive_mutex>();
-}
-
 static Tensor dense(const Tensor& t) {
   if (t.is_contiguous()) return t;
   NoGradGuard guard;
   return t.device().type == DeviceType::CPU ? copied(*t.impl(), t.dtype()) : t.contiguous();
 }
 
-// The same values, contiguous and on the CPU; `t` itself if it is that already.
-static Tensor on_host(const Tensor& t) {
+// The same values, contiguous and on the device; `t` itself if it is that already. There is one
+// GPU.
+static Tensor dense_on(Device target, const Tensor& t) {
   Tensor from = dense(t);
   const TensorImpl& f = *from.impl();
-  if (f.device.type == DeviceType::CPU) return from;
-  Tensor copy = raw_empty(f.size_list(), f.dtype, kCPU);
+  if (f.device == target) return from;
+  Tensor copy = raw_empty(f.size_list(), f.dtype, target);
+  if (f.numel == 0) return copy;
+  const Backend& gpu = backend(DeviceType::CUDA);
   const Storage& s = *f.storage;
-  if (s.early && s.early_version == s.version && f.numel) {
-    const size_t offset = static_cast<size_t>(f.offset) * itemsize(f.dtype);
-    backend(f.device.type).graphs->read(s.early, copy.impl()->data(), offset, bytes_of(f));
+  const size_t item = itemsize(f.dtype), bytes = static_cast<size_t>(f.numel) * item;
+  void* const to = copy.impl()->data();
+  if (s.early && s.early_version == s.version) {
+    gpu.graphs->read(s.early, to, static_cast<size_t>(f.offset) * item, bytes);
     return copy;
   }
-  const auto lock = lock_lent(s);
-  if (f.numel) backend(f.device.type).copy_to_host(copy.impl()->data(), f.data(), bytes_of(f));
+  std::unique_lock lock(lending(), std::defer_lock);
+  if (is_lent(s)) lock.lock();
+  (target == kCPU ? gpu.copy_to_host : gpu.copy_from_host)(to, f.data(), bytes);
   return copy;
 }
 
@@ -85,13 +82,13 @@ template <class T> T Tensor::item() const {
              "item: {} has {} elements instead of one; select or reduce first, or use to_vector()",
              describe(&t), t.numel);
   T value;
-  read<T>(*on_host(*this).impl(), &value);
+  read<T>(*dense_on(kCPU, *this).impl(), &value);
   return value;
 }
 
 template <class T> std::vector<T> Tensor::to_vector() const {
   const TensorImpl& t = readable(*this, "to_vector");
-  const Tensor host = on_host(*this);  // First: it says so when there is not so much memory.
+  const Tensor host = dense_on(kCPU, *this);  // First: it says so when there is not so much memory.
   std::vector<T> out(static_cast<size_t>(t.numel));
   read<T>(*host.impl(), out.begin());
   return out;
@@ -115,20 +112,13 @@ Tensor Tensor::to(Device target) const {
              "to(device): {} requires grad and no "
              "gradient crosses devices; detach() it or use NoGradGuard",
              describe(impl()));
-  const Backend& there = backend(target);
+  backend(target);  // Throws when there is no such device.
   if (context.recorder && device().type == DeviceType::CPU) {
     const Tensor now = dense(context.recorder->host_values(*impl()));
     return context.recorder->host_data(now.impl()->data(), Meta{sizes(), dtype(), target});
   }
   readable(*this, "to(device)");
-  if (target.type == DeviceType::CPU) return on_host(*this);
-  const Tensor from = dense(*this);
-  const TensorImpl& f = *from.impl();
-  Tensor copy = raw_empty(f.size_list(), f.dtype, target);
-  const auto transfer = f.device.type == DeviceType::CPU ? there.copy_from_host : there.copy;
-  const auto lock = lock_lent(*f.storage);
-  if (f.numel) transfer(copy.impl()->data(), f.data(), bytes_of(f));
-  return copy;
+  return dense_on(target, *this);
 }
 
 }  // namespace brrr

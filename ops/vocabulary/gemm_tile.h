@@ -26,9 +26,8 @@ template <class T> BRRR_VX RegOf<T> load(const T* p) {
   return r;
 }
 template <class T> BRRR_VX void store(T* p, RegOf<T> v) { __builtin_memcpy(p, &v, sizeof v); }
-template <class T> BRRR_VX RegOf<T> splat(T x) {
-  return x - RegOf<T>{};
-}  // Exact for every x: compilers broadcast.
+// Exact for every x: compilers broadcast.
+template <class T> BRRR_VX RegOf<T> splat(T x) { return x - RegOf<T>{}; }
 
 BRRR_VX Reg fma(Reg a, Reg b, Reg c) {
 #if BRRR_VX_BYTES == 64
@@ -63,8 +62,8 @@ template <class T> BRRR_VX void store_n(T* p, RegOf<T> v, int n) { vx::store_fir
 // Two FMAs a cycle of four cycles' latency need eight sums at least; the more there are the less
 // often a tile begins and ends. Of few rows a tile is wider.
 inline constexpr int kRegs = BRRR_VX_BYTES == 64 ? 3 : 2;
-inline constexpr int kFlatRows = BRRR_VX_BYTES == 64 ? 2 : 3,
-                     kFlatRegs = BRRR_VX_BYTES == 64 ? 8 : 4;
+inline constexpr int kFlatRows = BRRR_VX_BYTES == 64 ? 2 : 3;
+inline constexpr int kFlatRegs = BRRR_VX_BYTES == 64 ? 8 : 4;
 /// The most rows of a tile that is `regs` wide.
 constexpr int tile_rows(int regs) {
   return regs > kRegs ? kFlatRows : regs < kRegs ? 12 : BRRR_VX_BYTES == 64 ? 8 : 6;
@@ -112,8 +111,8 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
     for (int j = 0; j < regs; ++j) sum[i][j] = R{};
   }
   if (far && t.results) {
-    const T* at =
-        t.add ? c + rows * c_row : c;  // What is there is wanted at once: the next tile's.
+    // What is there is wanted at once: the next tile's.
+    const T* at = t.add ? c + rows * c_row : c;
 #pragma GCC unroll 24
     for (int i = 0; i < rows; ++i, at += c_row) {
 #pragma GCC unroll 8
@@ -202,12 +201,11 @@ constexpr Tiles<T> tiles(std::integer_sequence<int, reg...>) {
   return all;
 }
 
-// kTailTiles reads no more than `last` lanes of the right operand's last register.
+/// The second ones read no more than `last` lanes of the right operand's last register.
 template <class T, bool far = false>
-inline constexpr auto kTiles = tiles<T, false, far>(std::make_integer_sequence<int, kFlatRegs>{});
-template <class T, bool far = false>
-inline constexpr auto kTailTiles =
-    tiles<T, true, far>(std::make_integer_sequence<int, kFlatRegs>{});
+inline constexpr std::array kTiles{
+    tiles<T, false, far>(std::make_integer_sequence<int, kFlatRegs>{}),
+    tiles<T, true, far>(std::make_integer_sequence<int, kFlatRegs>{})};
 
 // --- transposition -------------------------------------------------------------------------------
 
@@ -215,16 +213,10 @@ inline constexpr auto kTailTiles =
 enum class Mix { Floats, Pairs, Halves, Quads };
 template <Mix mix, int part> constexpr int mixed(int l) {
   const int quad = l / 4 * 4;
-  switch (mix) {
-    case Mix::Floats:
-      return quad + l % 4 / 2 + 2 * part + l % 2 * kWidth;
-    case Mix::Pairs:
-      return quad + l % 2 + 2 * part + l % 4 / 2 * kWidth;
-    case Mix::Halves:
-      return l % (kWidth / 2) + kWidth / 2 * (part + l / (kWidth / 2) * 2);
-    default:
-      return l % 4 + 4 * part + quad % 8 * 2 + l / 8 * kWidth;
-  }
+  if (mix == Mix::Floats) return quad + l % 4 / 2 + 2 * part + l % 2 * kWidth;
+  if (mix == Mix::Pairs) return quad + l % 2 + 2 * part + l % 4 / 2 * kWidth;
+  if (mix == Mix::Halves) return l % (kWidth / 2) + kWidth / 2 * (part + l / (kWidth / 2) * 2);
+  return l % 4 + 4 * part + quad % 8 * 2 + l / 8 * kWidth;
 }
 
 template <Mix mix, int part, int... l>

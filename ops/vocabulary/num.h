@@ -20,7 +20,6 @@ template <> struct LaneOf<vx::f32> { using type = float; };
 template <> struct LaneOf<vx::f64> { using type = double; };
 template <> struct LaneOf<vx::i32> { using type = int32_t; };
 template <> struct LaneOf<vx::i64> { using type = int64_t; };
-template <> struct LaneOf<vx::Line> { using type = vx::Line; };
 template <class V> using Lane = typename LaneOf<V>::type;
 
 template <class V> inline constexpr bool kIsScalar = std::is_arithmetic_v<V>;
@@ -47,9 +46,7 @@ template <class V> struct Mask {
 template <class V> struct WrapOf { using type = V; };
 template <> struct WrapOf<int64_t> { using type = uint64_t; };
 template <> struct WrapOf<vx::i32> { using type = vx::u32; };
-template <> struct WrapOf<vx::i64> {
-  typedef unsigned long type __attribute__((vector_size(128)));
-};
+template <> struct WrapOf<vx::i64> { using type = vx::u64; };
 
 // All of it in line, even where the caller is to be flat: where a vector takes two registers g++ 12
 // leaves calls in what is long, with vectors in memory (softmax took five times as long).

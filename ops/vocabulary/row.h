@@ -6,7 +6,6 @@
 // tensors (the differentiable form) or symbols (source text). A reading gives `lift<F>(a...)`, F
 // applied to each element of its arguments, and the functions of row:: below.
 
-#include <concepts>
 #include <type_traits>
 
 #include "ops/vocabulary/scalar_math.h"

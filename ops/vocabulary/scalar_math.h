@@ -115,12 +115,11 @@ using brrr::where;
 /// where a formula is read as tensors: nothing else tells it there.
 class NumbersAs : NotCopied {
  public:
-  explicit NumbersAs(DType t) : before_(std::exchange(now, t)) {}
-  ~NumbersAs() { now = before_; }
+  explicit NumbersAs(DType t) : held_(now, t) {}
   inline static thread_local DType now = kFloat32;
 
  private:
-  DType before_;
+  Held<DType> held_;
 };
 inline Tensor where(const Tensor& c, double a, double b) {
   if (NumbersAs::now == kFloat32) return brrr::where(c, Scalar(a), Scalar(b));

@@ -58,18 +58,11 @@ inline std::string from_compute(DType from, DType to, bool fast) {
   if (fast && (to == kBFloat16 || to == kFloat16)) to = kFloat32;
   if (from == to) return "$0";
   if (from == kBool) return fmt::format("mask_to_{}($0)", spelling(to).vector);
-  switch (to) {
-    case kBool:
-      return "to_b16($0)";
-    case kBFloat16:
-    case kFloat16:
-      return fill(to == kBFloat16 ? "round_bf16($0)" : "round_f16($0)",
-                  {to_compute(from, kFloat32)});
-    case kUInt8:
-      return from == kInt32 ? "($0 & 255)" : "(to_i32(to_i64($0)) & 255)";
-    default:
-      return fmt::format("to_{}($0)", spelling(to).vector);
-  }
+  if (to == kBool) return "to_b16($0)";
+  if (to == kBFloat16) return fill("round_bf16($0)", {to_compute(from, kFloat32)});
+  if (to == kFloat16) return fill("round_f16($0)", {to_compute(from, kFloat32)});
+  if (to == kUInt8) return from == kInt32 ? "($0 & 255)" : "(to_i32(to_i64($0)) & 255)";
+  return fmt::format("to_{}($0)", spelling(to).vector);
 }
 
 }  // namespace brrr

@@ -58,10 +58,8 @@ int append(Statements& list, Statement s);
 class SymScope : NotCopied {
  public:
   /// Formulas and numbers are of type `compute`.
-  SymScope(Statements& list, DType compute) : list_(list), compute_(compute), before_(current_) {
-    current_ = this;
-  }
-  ~SymScope() { current_ = before_; }
+  SymScope(Statements& list, DType compute)
+      : list_(list), compute_(compute), held_(current_, this) {}
 
   static SymScope& current() { return *current_; }
   int add(Statement s) { return append(list_, std::move(s)); }
@@ -72,8 +70,8 @@ class SymScope : NotCopied {
  private:
   Statements& list_;
   DType compute_;
-  SymScope* before_;
   inline static thread_local SymScope* current_ = nullptr;
+  Held<SymScope*> held_;
 };
 
 /// Whether s is the largest of the elements x over their row.
