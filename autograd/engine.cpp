@@ -8,7 +8,6 @@
 #include "core/autocast.h"
 #include "core/check.h"
 #include "core/context.h"
-#include "core/thread_own.h"
 #include "ops/factory_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/view_ops.h"
@@ -43,6 +42,7 @@ class Engine : NotCopied {
         grads_(grads),
         made_(std::move(thread_own<Spare>().made)),
         heap_(std::move(thread_own<Spare>().heap)) {
+    options_.retain_graph |= options_.create_graph;
     if (!inputs) return;
     // Nothing older than the oldest input can lead to one.
     oldest_ = UINT64_MAX;
@@ -255,13 +255,6 @@ void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOption
   engine.run();
 }
 
-std::vector<Tensor> run_grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                             const std::vector<Tensor>& seeds, GradOptions options) {
-  std::vector<Tensor> grads(inputs.size());
-  run_engine(outputs.data(), seeds.data(), outputs.size(), options, &inputs, grads.data());
-  return grads;
-}
-
 // Where a node's operands live: that of its first tensor.
 Device device_of(const Node& n) {
   int i = 0;
@@ -300,17 +293,10 @@ void Engine::differentiate_decomposition(VjpCall& v) {
   c.attrs = n.attrs;
   c.attrs.dynamic = 0;
   n.op->decompose(c, in.data());
-  const std::vector<Tensor> outputs(c.out, c.out + c.n_out);
-  const std::vector<Tensor> seeds(v.gout, v.gout + c.n_out);
-  const auto grads = run_grad(outputs, aliases, seeds,
-                              {.create_graph = create_graph, .retain_graph = create_graph});
+  std::vector<Tensor> grads(aliases.size());
+  run_engine(c.out, v.gout, c.n_out, {.create_graph = create_graph}, &aliases, grads.data());
   for (size_t k = 0; k < which.size(); ++k) {
-    const Meta& m = v.meta(which[k]);
-    Tensor g = grads[k];
-    if (!g.defined()) continue;
-    if (g.dtype() != m.dtype) g = g.to(m.dtype);
-    Tensor& all = v.gin[which[k]];
-    all = all.defined() ? all + g : g;
+    if (grads[k].defined()) add_up(v.gin[which[k]], grads[k].to(v.meta(which[k]).dtype));
   }
 }
 
@@ -359,7 +345,6 @@ std::vector<Tensor> make_seeds(const char* what, const std::vector<Tensor>& outp
 
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs,
               GradOptions options) {
-  options.retain_graph |= options.create_graph;
   const auto seeds = make_seeds("backward", outputs, grad_outputs);
   run_engine(outputs.data(), seeds.data(), outputs.size(), options);
 }
@@ -373,14 +358,14 @@ void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
 
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          GradOptions options, const std::vector<Tensor>& grad_outputs) {
-  options.retain_graph |= options.create_graph;
   for (size_t i = 0; i < inputs.size(); ++i) {
     BRRR_CHECK(inputs[i].defined(), "grad: input {} is undefined", i);
     BRRR_CHECK(inputs[i].requires_grad(),
                "grad: input {} does not require grad; call set_requires_grad(true) on it", i);
   }
   const auto seeds = make_seeds("grad", outputs, grad_outputs);
-  auto grads = run_grad(outputs, inputs, seeds, options);
+  std::vector<Tensor> grads(inputs.size());
+  run_engine(outputs.data(), seeds.data(), outputs.size(), options, &inputs, grads.data());
   for (size_t i = 0; i < grads.size(); ++i) {
     BRRR_CHECK(grads[i].defined() || options.allow_unused,
                "grad: the outputs do not depend on input {}, {}; set allow_unused", i,

@@ -13,14 +13,10 @@ class AddressSet {
  public:
   /// Whether it was not there.
   bool insert(const void* p) {
-    if (2 * ++count_ > slots_.size()) grow();
-    const void*& slot = slots_[find(p)];
-    if (slot) {
-      --count_;
-      return false;
-    }
-    slot = p;
-    return true;
+    if (2 * (count_ + 1) > slots_.size()) grow();
+    const bool added = !std::exchange(slots_[find(p)], p);
+    count_ += added;
+    return added;
   }
   bool contains(const void* p) const { return count_ && slots_[find(p)]; }
   void clear() {

@@ -37,9 +37,8 @@ void detail::dispatch_autocast(OpCall& c) {
     casts[i] = Tensor(Ref<TensorImpl>::share(in[i])).to(want);
     in[i] = casts[i].impl();
   }
-  TensorImpl* const* const given = std::exchange(c.in, in.data());
+  const Held cast(c.in, in.data());
   dispatch_inline(c);
-  c.in = given;
 }
 
 }  // namespace brrr

@@ -50,8 +50,7 @@ struct KernelModule;
 /// What building cost and where it came from.
 struct BuildReport {
   double seconds = 0;
-  bool cached = false;   ///< Found on disk, nothing was compiled.
-  std::string compiler;  ///< Its name and version.
+  bool cached = false;  ///< Found on disk, nothing was compiled.
 };
 
 /// A piece of host memory, and how far behind the others' common beginning it goes.

@@ -167,9 +167,8 @@ std::string module_path() {
 
 // Placeholders of a step mean nothing outside it.
 [[gnu::cold]] static void fail_unreadable(const OpCall& c, const TensorImpl& t) {
-  if (t.storage->pass) {
-    fail("{}: operand {} is a placeholder of another step's recording", c.op->name, describe(&t));
-  }
+  BRRR_CHECK(!t.storage->pass, "{}: operand {} is a placeholder of another step's recording",
+             c.op->name, describe(&t));
   check_host_access(c.op->name, &t);
 }
 

@@ -24,9 +24,20 @@ constexpr bool is_floating(DType t) { return t <= DType::Float16; }
 /// True for int64, int32 and uint8 (bool is no integer).
 constexpr bool is_integer(DType t) { return t >= DType::Int64 && t <= DType::UInt8; }
 /// "float32", "bfloat16", ...
-const char* name(DType t);
+constexpr const char* name(DType t) {
+  constexpr const char* names[] = {"float32", "float64", "bfloat16", "float16",
+                                   "int64",   "int32",   "uint8",    "bool"};
+  return names[static_cast<int>(t)];
+}
 /// The dtype of a binary operation on two tensors of these dtypes (torch.promote_types).
-DType promote(DType a, DType b);
+constexpr DType promote(DType a, DType b) {
+  if (a == b) return a;
+  if (is_floating(a) != is_floating(b)) return is_floating(a) ? a : b;
+  // bfloat16 with float16, or either with float32, gives float32.
+  if (is_floating(a)) return a == kFloat64 || b == kFloat64 ? kFloat64 : kFloat32;
+  // Bool < UInt8 < Int32 < Int64, which is falling enumerator order.
+  return a < b ? a : b;
+}
 
 /// The type that arithmetic on `t` runs in: 16-bit floats compute in float32, uint8 and bool in
 /// int32. Kernels exist for these four only; everything else is a conversion at load and store.
@@ -61,6 +72,9 @@ struct Device {
 };
 inline constexpr Device kCPU{DeviceType::CPU, 0}, kCUDA{DeviceType::CUDA, 0};
 /// "cpu", "cuda:0".
-std::string name(Device d);
+inline std::string name(Device d) {
+  if (d == kCPU) return "cpu";
+  return (d.type == DeviceType::CPU ? "cpu:" : "cuda:") + std::to_string(d.index);
+}
 
 }  // namespace brrr

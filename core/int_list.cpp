@@ -42,13 +42,10 @@ bool product_of(const IntList& sizes, int64_t& n) {
 }
 
 int64_t checked_numel(const IntList& sizes, const char* op) {
+  if (std::ranges::any_of(sizes, [](int64_t s) { return s < 0; }))
+    fail_sizes(op, "sizes must not be negative", sizes);
   int64_t n;
-  for (int64_t s : sizes) {
-    if (s < 0) [[unlikely]]
-      fail_sizes(op, "sizes must not be negative", sizes);
-  }
-  if (!product_of(sizes, n)) [[unlikely]]
-    fail_sizes(op, "too many elements, 2^58 or more, of sizes", sizes);
+  if (!product_of(sizes, n)) fail_sizes(op, "too many elements, 2^58 or more, of sizes", sizes);
   return n;
 }
 

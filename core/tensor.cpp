@@ -236,22 +236,19 @@ bool grad_enabled() { return context.grad_enabled; }
 NoGradGuard::NoGradGuard(bool enabled) : enabled_(context.grad_enabled, enabled) {}
 
 void check_host_access(const char* what, const TensorImpl* t) {
-  if (t && t->storage->lost) {
-    fail(
-        "{}: {} is a temporary of a recorded step (made by {}) that threw before it was computed; "
-        "give the handle what it held before, or use it after a call that does not throw",
-        what, describe(t), t->storage->lost);
-  }
-  if (context.recorder && !t) {
-    fail("{}: cannot run inside a graph-mode step, whose tensors have no data yet; call it before",
-         what);
-  }
-  if (context.recorder) {
-    fail(
-        "{}: {} cannot be read inside a graph-mode step, where tensors have no data yet; return "
-        "it from the step and read it afterwards",
-        what, describe(t));
-  }
+  BRRR_CHECK(!t || !t->storage->lost,
+             "{}: {} is a temporary of a recorded step (made by {}) that threw before it was "
+             "computed; give the handle what it held before, or use it after a call that does not "
+             "throw",
+             what, describe(t), t->storage->lost);
+  BRRR_CHECK(!context.recorder || t,
+             "{}: cannot run inside a graph-mode step, whose tensors have no data yet; call it "
+             "before",
+             what);
+  BRRR_CHECK(!context.recorder,
+             "{}: {} cannot be read inside a graph-mode step, where tensors have no data yet; "
+             "return it from the step and read it afterwards",
+             what, describe(t));
   BRRR_CHECK(!t || !t->storage->pass, "{}: {} belongs to a step that another thread is recording",
              what, describe(t));
 }

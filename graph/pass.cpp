@@ -2,7 +2,6 @@
 #include "graph/pass.h"
 
 #include "core/device.h"
-#include "core/thread_own.h"
 
 #include <algorithm>
 

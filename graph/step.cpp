@@ -6,7 +6,6 @@
 #include <cstdio>
 
 #include "core/check.h"
-#include "core/thread_own.h"
 #include "graph/core.h"
 #include "graph/numerics.h"
 #include "ops/factory_ops.h"

@@ -15,7 +15,6 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/context.h"
-#include "core/thread_own.h"
 #include "graph/numerics.h"
 #include "graph/profile.h"
 #include "graph/step.h"

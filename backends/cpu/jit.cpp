@@ -164,7 +164,6 @@ KernelModule* build(const std::string& source, BuildReport& report) {
   if (env_or_empty("BRRR_JIT_FAIL") == "1")
     fail("jit: BRRR_JIT_FAIL=1: this build was told to fail");
   const HostCompiler compiler = find_host_compiler();
-  report.compiler = compiler.version;
   const std::string key = make_key(source, compiler);
   void* const library = load(key, source, compiler, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

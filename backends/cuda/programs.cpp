@@ -57,7 +57,6 @@ KernelModule* build(const KernelSource& source, BuildReport& report) {
   std::unique_ptr<KernelModule, decltype(&unload)> made(new KernelModule{std::move(texts)}, unload);
   for (const std::string& c : codes) made->modules.push_back(load_module(c, "step"));
   report.cached = std::ranges::all_of(cached, [](char c) { return c != 0; });
-  report.compiler = fmt::format("NVRTC {}", d.tools->compiler_version());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return made.release();
 }

@@ -204,12 +204,30 @@ template <class V> struct Reading {
   }
   template <class F, class... A> static auto lift(const A&... a) { return apply<F>(term(a)...); }
 
-  template <class E> static auto sum(E&& e) { return fold<lifted::Add>(std::forward<E>(e), 0.0); }
-  template <class E> static auto max(E&& e) {
-    return fold<lifted::Larger>(std::forward<E>(e), -__builtin_inf());
-  }
-  template <class E> static auto min(E&& e) {
-    return fold<lifted::Smaller>(std::forward<E>(e), __builtin_inf());
+  template <class F, class E> static PerRow<V> fold(E&& e, double identity) {
+    using T = std::decay_t<E>;
+    static_assert(T::level != Level::Number,
+                  "a number of the whole call has no row to fold; for a "
+                  "sum multiply it by row::count() of an operand");
+    const V init = vx::splat(static_cast<Lane<V>>(identity));
+    const Combined<F> combine;
+    Block<V>& b = *e.block();
+    Lane<V>* const to = b.take_numbers();
+    if constexpr (kIsChain<T> && std::is_lvalue_reference_v<E>) {
+      if (b.spare && !e.at) {
+        e.at = std::exchange(b.spare, nullptr);
+        fold_rows<false>(e.x, b, init, combine, to, const_cast<Lane<V>*>(e.at));
+        return {to, &b};
+      }
+    }
+    if constexpr (T::chain) {
+      if (!e.kept()) {
+        fold_rows<false, T>(e, b, init, combine, to);
+        return {to, &b};
+      }
+    }
+    fold_rows<true, T>(e, b, init, combine, to);
+    return {to, &b};
   }
   template <class E> static Number<V> length(const E& e) {
     return Number<V>(static_cast<Lane<V>>(e.block()->n));
@@ -274,31 +292,6 @@ template <class V> struct Reading {
           };
         },
         b.rows, b.n, init, combine, to);
-  }
-  template <class F, class E> static PerRow<V> fold(E&& e, double identity) {
-    using T = std::decay_t<E>;
-    static_assert(T::level != Level::Number,
-                  "a number of the whole call has no row to fold; for a "
-                  "sum multiply it by row::count() of an operand");
-    const V init = vx::splat(static_cast<Lane<V>>(identity));
-    const Combined<F> combine;
-    Block<V>& b = *e.block();
-    Lane<V>* const to = b.take_numbers();
-    if constexpr (kIsChain<T> && std::is_lvalue_reference_v<E>) {
-      if (b.spare && !e.at) {
-        e.at = std::exchange(b.spare, nullptr);
-        fold_rows<false>(e.x, b, init, combine, to, const_cast<Lane<V>*>(e.at));
-        return {to, &b};
-      }
-    }
-    if constexpr (T::chain) {
-      if (!e.kept()) {
-        fold_rows<false, T>(e, b, init, combine, to);
-        return {to, &b};
-      }
-    }
-    fold_rows<true, T>(e, b, init, combine, to);
-    return {to, &b};
   }
 };
 

@@ -60,14 +60,10 @@ struct RowTensor::Reading {
     const Tensor all = brrr::sum(x.t, x.along(), true);
     return with(x, here == x.n() ? all : all * (length(x) / static_cast<double>(here)));
   }
-  static Tensor numbers(const RowTensor& x, double instead) {
-    return where(isnan(x.t), instead, x.t);
-  }
-  static RowTensor max(const RowTensor& x) {
-    return x.t.numel() ? with(x, amax(numbers(x, -__builtin_inf()), x.along(), true)) : sum(x);
-  }
-  static RowTensor min(const RowTensor& x) {
-    return x.t.numel() ? with(x, amin(numbers(x, __builtin_inf()), x.along(), true)) : sum(x);
+  template <class F> static RowTensor fold(const RowTensor& x, double identity) {
+    if (std::is_same_v<F, lifted::Add> || x.t.numel() == 0) return sum(x);
+    const auto extremum = std::is_same_v<F, lifted::Larger> ? amax : amin;
+    return with(x, extremum(where(isnan(x.t), identity, x.t), x.along(), true));
   }
   static double length(const RowTensor& x) { return static_cast<double>(x.n()); }
   static RowTensor number(const RowTensor& like, double v) {
@@ -128,9 +124,13 @@ struct RowNumbers::Reading {
   template <class F, class... A> static RowNumbers lift(const A&... a) {
     return elementwise<F>(term(a)...);
   }
-  static RowNumbers sum(const RowNumbers& x) { return fold<lifted::Add>(x, 0.0); }
-  static RowNumbers max(const RowNumbers& x) { return fold<lifted::Larger>(x, -__builtin_inf()); }
-  static RowNumbers min(const RowNumbers& x) { return fold<lifted::Smaller>(x, __builtin_inf()); }
+  template <class F> static RowNumbers fold(const RowNumbers& x, double identity) {
+    return each(x.rows, 1, x.n, [&](int64_t r, int64_t) {
+      Num<double> all = identity;
+      for (int64_t i = 0; i < x.n; ++i) all = F{}(all, Num<double>(x.at(r, i)));
+      return all.v;
+    });
+  }
   static double length(const RowNumbers& x) { return static_cast<double>(x.n); }
   static RowNumbers number(const RowNumbers& like, double v) { return {.n = like.n, .v = {v}}; }
   static RowNumbers constant(const RowNumbers& x) { return x; }
@@ -175,13 +175,6 @@ struct RowNumbers::Reading {
     else
       return y.v;
   }
-  template <class F> static RowNumbers fold(const RowNumbers& x, double init) {
-    return each(x.rows, 1, x.n, [&](int64_t r, int64_t) {
-      Num<double> all = init;
-      for (int64_t i = 0; i < x.n; ++i) all = F{}(all, Num<double>(x.at(r, i)));
-      return all.v;
-    });
-  }
   static RowNumbers down(const RowNumbers& x, int64_t columns) {
     return each(1, columns, x.n, [&](int64_t, int64_t i) {
       double sum = 0;
@@ -217,9 +210,10 @@ struct RowSym::Reading {
     else
       return RowSym{y};
   }
-  static RowSym sum(const RowSym& x) { return fold<lifted::Add>(x, 0.0); }
-  static RowSym max(const RowSym& x) { return fold<lifted::Larger>(x, -__builtin_inf()); }
-  static RowSym min(const RowSym& x) { return fold<lifted::Smaller>(x, __builtin_inf()); }
+  template <class F>
+  static RowSym fold(const RowSym& x, double identity, Statement::Kind kind = Statement::Fold) {
+    return {fold_emit(kind, F{}, x.s, literal(identity))};
+  }
   static RowSym length(const RowSym&) { return add({Statement::Length, type()}); }
   static RowSym constant(const RowSym& x) { return x; }
   static RowSym pick(const RowSym& x, const RowSymIds& ids) {
@@ -242,10 +236,6 @@ struct RowSym::Reading {
   static RowSymMask mask(Statement s, Statement::Varies v) {
     s.varies = v;
     return {{SymScope::current().add(std::move(s))}};
-  }
-  template <class F>
-  static RowSym fold(const RowSym& x, double init, Statement::Kind kind = Statement::Fold) {
-    return {fold_emit(kind, F{}, x.s, literal(init))};
   }
 };
 

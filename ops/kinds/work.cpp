@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "core/thread_own.h"
+#include "core/context.h"
 #include "ops/kinds/reduction.h"
 #include "ops/kinds/row.h"
 

@@ -100,6 +100,10 @@ struct Square {
   static constexpr bool chain = false;
   template <class A> [[gnu::always_inline]] auto operator()(const A& a) const { return a * a; }
 };
+/// The elements of the row combined by F, from its identity on.
+template <class F, class A> auto fold(A&& a, double identity) {
+  return std::decay_t<A>::Reading::template fold<F>(std::forward<A>(a), identity);
+}
 }  // namespace lifted
 
 template <RowValue A> auto operator-(const A& a) { return lift<lifted::Negate>(a); }
@@ -114,11 +118,15 @@ template <RowValue A> auto constant(const A& a) { return A::Reading::constant(a)
 namespace row {
 
 /// Sum over the row, in the order of the device. An lvalue may be kept for its next use.
-template <class A> auto sum(A&& a) { return std::decay_t<A>::Reading::sum(std::forward<A>(a)); }
+template <class A> auto sum(A&& a) { return lifted::fold<lifted::Add>(std::forward<A>(a), 0.0); }
 /// The largest and the smallest element. They pass over NaN; without a number in the row they are
 /// -infinity and infinity.
-template <class A> auto max(A&& a) { return std::decay_t<A>::Reading::max(std::forward<A>(a)); }
-template <class A> auto min(A&& a) { return std::decay_t<A>::Reading::min(std::forward<A>(a)); }
+template <class A> auto max(A&& a) {
+  return lifted::fold<lifted::Larger>(std::forward<A>(a), -__builtin_inf());
+}
+template <class A> auto min(A&& a) {
+  return lifted::fold<lifted::Smaller>(std::forward<A>(a), __builtin_inf());
+}
 /// How many elements the row has.
 template <RowValue A> auto count(const A& a) {
   const auto n = A::Reading::length(a);

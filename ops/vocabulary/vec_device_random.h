@@ -1,4 +1,4 @@
-// The device prelude, part 7: random numbers, the same as those of vec_random.h.
+// The device prelude, part 6: random numbers, the same as those of vec_random.h.
 #ifndef BRRR_OPS_VEC_DEVICE_RANDOM_H
 #define BRRR_OPS_VEC_DEVICE_RANDOM_H
 

@@ -1,4 +1,4 @@
-// The vector prelude, part 8, portable: what is made of the words of a draw. Words, and numbers of
+// The vector prelude, part 7, portable: what is made of the words of a draw. Words, and numbers of
 // elements, are i64; `seed` and `number`, which name the draw, are the same in all lanes.
 #ifndef BRRR_OPS_VEC_DRAW_H
 #define BRRR_OPS_VEC_DRAW_H

@@ -1,6 +1,6 @@
 // The CPU vector prelude, part 2: what the machine itself does, such as fma and rounding. The parts
-// after it, vec_convert.h to vec_lanes.h, are portable: with vec_device.h and vec_device_hw.h in
-// place of parts 1 and 2 they are the prelude of a GPU's kernels, and give the same bits.
+// after it, vec_convert.h to vec_lanes.h, are portable: with vec_device.h in place of parts 1 and 2
+// they are the prelude of a GPU's kernels, and give the same bits.
 #ifndef BRRR_OPS_VEC_HW_H
 #define BRRR_OPS_VEC_HW_H
 

@@ -1,9 +1,9 @@
-// The vector prelude, part 6, portable: float64 through libm, division with Python's signs, random
+// The vector prelude, part 5, portable: float64 through libm, division with Python's signs, random
 // words to numbers.
 #ifndef BRRR_OPS_VEC_LANES_H
 #define BRRR_OPS_VEC_LANES_H
 
-#include "ops/vocabulary/vec_trig.h"
+#include "ops/vocabulary/vec_math.h"
 
 namespace brrr::vx {
 

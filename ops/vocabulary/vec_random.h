@@ -1,4 +1,4 @@
-// The CPU vector prelude, part 7: random numbers. Embedded after vec_lanes.h; vec_device_random.h
+// The CPU vector prelude, part 6: random numbers. Embedded after vec_lanes.h; vec_device_random.h
 // is its counterpart on a GPU.
 #ifndef BRRR_OPS_VEC_RANDOM_H
 #define BRRR_OPS_VEC_RANDOM_H
