@@ -87,7 +87,8 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
       const bool more = b.schedule.groups.size() > a.schedule.groups.size();
       return b.bytes > 0 && !more ? b : a;
     };
-    Rematerialised ahead{.recording = derivatives_ahead(r, out.schedule)};
+    Rematerialised ahead;
+    ahead.recording = derivatives_ahead(r, out.schedule);
     out = with_fewer_bytes(std::move(out));
     if (ahead.recording) {
       ahead.ahead = ahead.recording->instrs.size() - r.instrs.size();

@@ -146,21 +146,16 @@ BRRR_DEVICE_STRUCT(EntryArguments, {
   long op, n, limit, count, inner;
 });
 
-// The lists of positions, each of `count` that lie `inner` apart, as entries. N: wide ones.
+// The lists of positions, each of `count` that lie `inner` apart, as entries. N: wide ones. Without
+// room for them, of slices without elements, positions out of range are noted all the same.
 constexpr DeviceKernel entries_kernel{"index_entries", EntryArgumentsText, 256, {kEntryText, R"(
 EACH_KERNEL(index_entries, EntryArguments, 256, i, p.n) {
-  const long line = i / (p.count * p.inner) * p.inner + i % p.inner;
-  const long at = i / p.inner % p.count;
   long k = ((const long*)p.index)[i];
   if (!in_range(p.fault, k, p.limit, p.op)) k = p.limit;
+  if (!p.to) return;
+  const long line = i / (p.count * p.inner) * p.inner + i % p.inner;
+  const long at = i / p.inner % p.count;
   set_entry(((EntryOf<N != 0>::type*)p.to)[line * p.count + at], (unsigned long)k, at);
-}
-)"}};
-
-// Slices without elements: nothing is read or added, but positions out of range are noted.
-constexpr DeviceKernel positions_kernel{"index_positions", EntryArgumentsText, 256, {R"(
-EACH_KERNEL(index_positions, EntryArguments, 256, i, p.n) {
-  in_range(p.fault, ((const long*)p.index)[i], p.limit, p.op);
 }
 )"}};
 
@@ -209,7 +204,7 @@ WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const Tens
 }
 
 void note_positions(const WalkArguments& a, int64_t n) {
-  run_kernel(positions_kernel, {}, {blocks_for(n)},
+  run_kernel(entries_kernel, {}, {blocks_for(n)},
              EntryArguments{a.list, nullptr, a.fault, a.op, n, a.limit, 0, 0});
 }
 

@@ -11,8 +11,6 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kGrain = 1 << 15;  // Elements worth a thread.
-
 /// How the index walks along with the tensors: an index of the small tensor's shape names elements,
 /// any other slices along `dim`, which may be several dims of the small tensor then: those of the
 /// index of an embedding.
@@ -101,12 +99,12 @@ template <class Op, class T> void run(const Walk& w, char* big_data, char* small
   if (last == 0) return run_rows<Op>(w, big, small, 0, 1);
   if (w.dim > 0 || std::is_same_v<Op, Move>) {
     const int64_t slices = w.dim > 0 ? w.size[0] : rows, inside = rows / slices;
-    const int64_t grain = std::max<int64_t>(1, kGrain / (inside * w.size[last]));
+    const int64_t grain = std::max<int64_t>(1, kRowGrain / (inside * w.size[last]));
     return parallel_for(slices, grain, [&](int64_t b, int64_t e) {
       run_rows<Op>(w, big, small, b * inside, e * inside);
     });
   }
-  const int64_t grain = std::max<int64_t>(64, kGrain / rows);
+  const int64_t grain = std::max<int64_t>(64, kRowGrain / rows);
   parallel_for(w.size[last], grain, [&](int64_t b, int64_t e) {
     Walk part = w;
     part.size[last] = e - b;

@@ -184,12 +184,6 @@ void products(const Matrices& a, const Matrices& b, const TensorImpl& out, int d
   }
 }
 
-/// Whether `product` can read the operand: compute type, and for floats a layout of gemm's.
-bool readable(const Matrices& o) {
-  const DType dtype = o.t->dtype;
-  return dtype == product_dtype(*o.t) && (!is_floating(dtype) || gemm_layout(o).fits);
-}
-
 /// Whether the right operand has no batch: that of the left one becomes rows.
 bool joins_rows(const OpCall& c) { return c.in[1]->ndim <= 2 && c.in[0]->ndim > 2; }
 
@@ -215,23 +209,6 @@ void multiply_padded(Matrices& a, Matrices& b, const Padding& to, DType dtype, T
            *memory_view(*whole.impl(), {m, n}, {to.n, 1}, 0).impl());
 }
 
-/// The operand once for each index of the batch, one after the other, unless the batch is one walk,
-/// as a GPU's library takes it.
-void spread(Matrices& o, const TensorImpl& out, int dims) {
-  int64_t n, step;
-  if (out.device == kCPU || join_dims(dims, out.sizes, o.batch_stride, n, step)) return;
-  const TensorImpl& t = *o.t;
-  IntList sizes = out.size_list(), strides(o.batch_stride, static_cast<size_t>(dims));
-  for (int d = 0; d < 2; ++d) {
-    sizes[dims + d] = t.sizes[t.ndim - 2 + d];
-    strides.push_back(t.strides[t.ndim - 2 + d]);
-  }
-  const Tensor all = memory_view(t, sizes, strides, t.offset);
-  o.t = all.impl();
-  make_copy(o);
-  set_batch(o, out, dims);
-}
-
 void multiply(OpCall& call) {
   const TensorImpl &left = *call.in[0], &right = *call.in[1];
   TensorImpl& out = *call.out[0].impl();
@@ -252,8 +229,6 @@ void multiply(OpCall& call) {
   if (batch_dims == 0) {
     product(a, b, dtype, c, call.share, call.kept);
   } else {
-    set_batch(a, out, batch_dims);
-    set_batch(b, out, batch_dims);
     spread(a, out, batch_dims);
     spread(b, out, batch_dims);
     const int64_t area = a.rows * b.cols, work = std::max<int64_t>(1, area * a.cols / 16);

@@ -65,6 +65,12 @@ inline DType product_dtype(const TensorImpl& t) {
   return as_it_is ? t.dtype : compute_type(t.dtype);
 }
 
+/// Whether it is multiplied as it lies: product dtype, and for floats a layout of gemm's.
+inline bool readable(const Matrices& o) {
+  const DType dtype = o.t->dtype;
+  return dtype == product_dtype(*o.t) && (!is_floating(dtype) || gemm_layout(o).fits);
+}
+
 /// The matrices' transposes.
 inline Tensor turned(const TensorImpl& t) { return swapped(t, t.ndim - 2, t.ndim - 1); }
 
@@ -102,12 +108,29 @@ inline bool join_rows(Matrices& o) {
   return joined && (t.strides[last] == 1 || o.cols == 1) && o.row_stride >= o.cols;
 }
 
-inline void set_batch(Matrices& o, const TensorImpl& out, int batch_dims) {
+inline void set_batch(Matrices& o, int batch_dims) {
   const int shift = batch_dims - (o.t->ndim - 2);
   for (int d = 0; d < batch_dims; ++d) {
-    const bool broadcast = d < shift || (o.t->sizes[d - shift] == 1 && out.sizes[d] != 1);
-    o.batch_stride[d] = broadcast ? 0 : o.t->strides[d - shift];
+    o.batch_stride[d] = d < shift || o.t->sizes[d - shift] == 1 ? 0 : o.t->strides[d - shift];
   }
+}
+
+/// The operand along the batch of the result. For a GPU, whose library takes one walk, it is copied
+/// once for each index of a batch that is none, one after the other.
+inline void spread(Matrices& o, const TensorImpl& out, int dims) {
+  set_batch(o, dims);
+  int64_t n, step;
+  if (out.device == kCPU || join_dims(dims, out.sizes, o.batch_stride, n, step)) return;
+  const TensorImpl& t = *o.t;
+  IntList sizes = out.size_list(), strides(o.batch_stride, static_cast<size_t>(dims));
+  for (int d = 0; d < 2; ++d) {
+    sizes[dims + d] = t.sizes[t.ndim - 2 + d];
+    strides.push_back(t.strides[t.ndim - 2 + d]);
+  }
+  const Tensor all = memory_view(t, sizes, strides, t.offset);
+  o.t = all.impl();
+  make_copy(o);
+  set_batch(o, dims);
 }
 
 // --- tensor cores --------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ const ReductionOp all_row{
 // and down again: what a node's leaves lack is what its parent's lack times its sibling. In float32
 // for 16-bit floats, which a product of few would leave.
 Tensor products_of_others(const Tensor& in) {
-  const Tensor x = in.to(compute_type(in.dtype()));
+  const Tensor x = widened(in);
   const int64_t rows = x.size(0), n = x.size(1);
   auto ones_of = [&](int64_t width) { return ones({rows, width}, x.dtype(), x.device()); };
   int64_t leaves = 1;
@@ -96,10 +96,8 @@ Tensor prod_gradient(const ReductionGrad& r) {
   if (r.dims.empty()) return r.g;
   if (r.x.numel() == 0) return r.g * r.x;
   IntList order, inverse = r.sizes;
-  int64_t mask = 0;
-  for (int64_t d : r.dims) mask |= int64_t{1} << d;
   for (int d = 0; d < r.sizes.size(); ++d) {
-    if (!(mask >> d & 1)) order.push_back(d);
+    if (std::ranges::count(r.dims, d) == 0) order.push_back(d);
   }
   for (int64_t d : r.dims) order.push_back(d);
   for (int i = 0; i < order.size(); ++i) inverse[static_cast<int>(order[i])] = i;
@@ -165,7 +163,7 @@ Tensor over_last(const RowOp& op, const Tensor& x, const ReductionAttrs& a, Numb
 // What a composite computes in: 16-bit floats would be rounded between its ops.
 Tensor in_compute_type(const char* op, const Tensor& x) {
   check_floating(op, *x.impl());
-  return x.to(compute_type(x.dtype()));
+  return widened(x);
 }
 // And what it gives: under autocast that, as a row does.
 Tensor rounded(const Tensor& y, const Tensor& x) {

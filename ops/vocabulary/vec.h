@@ -179,8 +179,7 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
 #ifdef __AVX512F__
   if constexpr (sizeof(T) == 4) {
     auto mask = static_cast<unsigned short>((1u << n) - 1u);
-    __builtin_ia32_storedqusi512_mask((int*)p, (i32)v, mask);
-    return;
+    return __builtin_ia32_storedqusi512_mask((int*)p, (i32)v, mask);
   }
 #elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) {
