@@ -24,14 +24,16 @@ void UndoLog::save(Storage& s, bool aside) {
 
 UndoLog::~UndoLog() {
   if (saved_.empty() || std::uncaught_exceptions() == exceptions_) return;
-  try {
-    for (const Saved& x : saved_) {
-      const Storage& s = *x.of;
-      const Backend& b = backend(s.device.type);
+  for (const Saved& x : saved_) {
+    const Storage& s = *x.of;
+    const Backend& b = backend(s.device.type);
+    try {
       x.copy ? b.copy(s.data, x.copy->data, s.bytes)
              : b.copy_from_host(s.data, x.on_host.get(), s.bytes);
+    } catch (const Error&) {
+      // A device that takes nothing more: the exception on its way says so.
     }
-  } catch (const Error&) {}  // A device that takes nothing more, as the one on its way says.
+  }
 }
 
 std::vector<Ref<Storage>> walk(const Recording& r, const std::vector<Binding>& bindings,
