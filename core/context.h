@@ -70,9 +70,9 @@ struct Context {
 };
 inline thread_local constinit Context context;
 
-/// The thread's own T, made at its first use. It ends with the thread's other objects,
-/// some of which may compute in their destructors after it, as those of static objects may: then
-/// one is made anew, and stays.
+/// The thread's own T, made at its first use. It ends with the thread's other objects, some of
+/// which may compute in their destructors after it, as those of static objects may: then one is
+/// made anew, and stays.
 template <class T> T& thread_own() {
   static constinit thread_local T* own = nullptr;
   struct Closer {
