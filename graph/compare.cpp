@@ -25,11 +25,15 @@ void graph::unify_nans(DType t, void* elements, size_t n) {
   if (t == kFloat16) unify<uint16_t>(0x7c00u, elements, n);
 }
 
-std::vector<char> comparable_bytes(const Tensor& t) {
-  if (!t.defined()) return {};
+static Tensor dense_on_host(const Tensor& t) {
   check_host_access("comparable_bytes", t.impl());
   const NoGradGuard guard;
-  const Tensor host = t.detach().contiguous().to(kCPU);
+  return t.detach().contiguous().to(kCPU);
+}
+
+std::vector<char> comparable_bytes(const Tensor& t) {
+  if (!t.defined()) return {};
+  const Tensor host = dense_on_host(t);
   const auto n = static_cast<size_t>(host.numel());
   std::vector<char> bytes(n * itemsize(host.dtype()));
   if (n) std::memcpy(bytes.data(), host.impl()->data(), bytes.size());
@@ -39,8 +43,11 @@ std::vector<char> comparable_bytes(const Tensor& t) {
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
-  return a.dtype() == b.dtype() && a.sizes() == b.sizes() &&
-         comparable_bytes(a) == comparable_bytes(b);
+  if (a.dtype() != b.dtype() || a.sizes() != b.sizes()) return false;
+  const Tensor x = dense_on_host(a), y = dense_on_host(b);
+  const size_t bytes = static_cast<size_t>(x.numel()) * itemsize(x.dtype());
+  const bool equal = !bytes || std::memcmp(x.impl()->data(), y.impl()->data(), bytes) == 0;
+  return equal || comparable_bytes(x) == comparable_bytes(y);
 }
 
 bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {

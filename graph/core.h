@@ -29,6 +29,9 @@ struct Entry {
   bool prefers_walk() const { return trials == kAutoTrials && walk_seconds < replay_seconds; }
   /// Of the last call that ran the function: what the next one's have to be like to be frozen.
   struct Argument {
+    bool defined = false;  ///< Else nothing of the following is set.
+    bool cut = false;      ///< Eager mode refuses to write it.
+    Device device = {};
     uint32_t external = kNone;  ///< kNone: the step does not use it.
     DType dtype = kFloat32;
     IntList sizes = {}, strides = {};

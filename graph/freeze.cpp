@@ -62,9 +62,18 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
     const uint32_t number = number_of(*t.storage);
     const bool moved = a.number != number || a.offset + a.base != base;
     const bool moves = a.number && a.external == external && (a.moves || moved);
-    a = {external, t.dtype,  t.size_list(),   t.stride_list(),
-         number,   t.offset, base - t.offset, t.storage->histories,
-         moves};
+    a = {.defined = true,
+         .cut = t.view == View::Cut,
+         .device = t.device,
+         .external = external,
+         .dtype = t.dtype,
+         .sizes = t.size_list(),
+         .strides = t.stride_list(),
+         .number = number,
+         .offset = t.offset,
+         .base = base - t.offset,
+         .histories = t.storage->histories,
+         .moves = moves};
   }
   for (const Entry::Argument& a : f.entry->arguments) {
     if (a.external != kNone) bindings[a.external].storage.reset();
@@ -180,9 +189,10 @@ void StepCore::freeze() {
 }
 
 static bool same_argument(const Entry::Argument& a, const Tensor& t) {
-  if (!t.defined()) return a.external == kNone;
+  if (!t.defined() || !a.defined) return t.defined() == a.defined;
   const TensorImpl& x = *t.impl();
-  return x.dtype == a.dtype && x.size_list() == a.sizes && x.stride_list() == a.strides;
+  return x.dtype == a.dtype && x.device == a.device && (x.view == View::Cut) == a.cut &&
+         x.size_list() == a.sizes && x.stride_list() == a.strides;
 }
 
 // Takes the arguments into the bindings of a call; false if they are not such as were frozen.

@@ -64,7 +64,8 @@ static void save_memory(const Recording& r, Rematerialised& out, size_t budget, 
 
 size_t budget_bytes(const StepOptions& options, size_t arena) {
   const double n = options.memory_budget;
-  return static_cast<size_t>(n < 1 ? n * static_cast<double>(arena) : n);
+  const double bytes = n < 1 ? n * static_cast<double>(arena) : n;
+  return static_cast<size_t>(std::min(bytes, 0x1p62));  // More than that is no integer.
 }
 
 Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& options,

@@ -17,7 +17,7 @@ template <class F> uint64_t kernels(const F& fn) {
     REQUIRE(eager.size() == graph.size());
     for (size_t k = 0; k < eager.size(); ++k) {
       CAPTURE(k);
-      CHECK(fuzz::bits_of(eager[k]) == fuzz::bits_of(graph[k]));
+      CHECK(same_bits(eager[k], graph[k]));
     }
   }
   CHECK(step.stats().fallbacks == 0);

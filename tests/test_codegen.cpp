@@ -37,7 +37,7 @@ template <class F> void check_same(const F& fn, const Tensors& inputs) {
   const auto same = [](const Tensor& x, const Tensor& y) {
     CHECK(x.dtype() == y.dtype());
     CHECK(x.sizes() == y.sizes());
-    CHECK(fuzz::bits_of(x) == fuzz::bits_of(y));
+    CHECK(same_bits(x, y));
   };
   for (size_t k = 0; k < eager.size(); ++k) {
     CAPTURE(k);
@@ -248,7 +248,7 @@ TEST_CASE("codegen: numbers that change between calls are read from the control 
     k = 0.3 * call;
     const Tensors eager = fn(), graph = step();
     for (size_t i = 0; i < eager.size(); ++i) {
-      CHECK(fuzz::bits_of(eager[i]) == fuzz::bits_of(graph[i]));
+      CHECK(same_bits(eager[i], graph[i]));
     }
   }
   CHECK(step.stats().recordings <= 5);

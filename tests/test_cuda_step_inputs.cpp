@@ -361,3 +361,21 @@ TEST_CASE("cuda: copy_ between devices") {
   gpu.copy_(x);
   CHECK(gpu.version() == version + 1);
 }
+
+TEST_CASE("cuda step: a frozen one computes where its argument is") {
+  if (!have_device()) return;
+  const auto frozen_for = [](Device device) {
+    auto s = brrr::step([](const Tensor& x) { return x * 2.0; }, {.build_at_first_call = true});
+    for (int call = 0; call < 3; ++call) s(ones({4}).to(device));
+    s.freeze();
+    return s;
+  };
+  for (const Device device : {kCPU, kCUDA}) {
+    auto s = frozen_for(device);
+    for (const Device other : {kCUDA, kCPU}) {
+      const Tensor y = s(full({4}, 3.0).to(other));
+      CHECK(y.device() == other);
+      CHECK(same_bits(y, full({4}, 6.0)));
+    }
+  }
+}

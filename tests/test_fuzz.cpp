@@ -139,7 +139,7 @@ std::string frozen(const std::vector<Program>& all, const Setup& setup, Count* c
     if (rng_state().draw != after.draw) return at + "another number of draws";
     if (auto d = compare(eager, graph, true); !d.empty()) return at + d;
     for (size_t k = 0; k < a.size(); ++k) {
-      if (bits_of(a[k]) != bits_of(b[k])) return at + "result " + std::to_string(k);
+      if (!same_bits(a[k], b[k])) return at + "result " + std::to_string(k);
     }
     count->instructions += static_cast<int>(programs[0].size());
     if (call != 1) continue;

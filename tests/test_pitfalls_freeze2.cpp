@@ -184,3 +184,41 @@ TEST_CASE("pitfall A25: a batch of another size makes no number one that varies"
   for (const int64_t n : {8, 8, 8, 3, 3}) step(randn({n, 4}));
   CHECK(error_of([&] { step.freeze(); }) == "");
 }
+
+TEST_CASE("pitfall A25: a frozen step tells an argument that is there from one that is not") {
+  const auto freeze = [](auto fn, const Tensor& k) {
+    auto s = brrr::step(fn, kEarly);
+    for (int call = 0; call < 3; ++call) s(ones({4}), k);
+    s.freeze();
+    return s;
+  };
+  const Tensor x = ones({4}) * 7.0;
+  const auto uses = [](const Tensor& a, const Tensor& k) { return k.defined() ? a * k : a + 1.0; };
+  auto without = freeze(uses, Tensor());
+  CHECK(same_bits(without(x, full({}, 5.0)), x * 5.0));
+  CHECK(same_bits(without(x, Tensor()), x + 1.0));
+  const auto asks = [](const Tensor& a, const Tensor& k) { return a + (k.defined() ? 2.0 : 1.0); };
+  auto with = freeze(asks, ones({3}));
+  CHECK(same_bits(with(x, Tensor()), x + 1.0));
+  CHECK(same_bits(with(x, ones({3})), x + 2.0));
+}
+
+TEST_CASE("pitfall A25: a frozen step does not write what eager mode refuses to write") {
+  Tensor w = zeros({8}), part;
+  w.set_requires_grad(true);
+  {
+    const NoGradGuard guard;
+    part = w.slice(0, 0, 4);
+  }
+  auto s = brrr::step(
+      [](Tensor x) {
+        x.add_(1.0);
+        return x * 2.0;
+      },
+      kEarly);
+  for (int call = 0; call < 3; ++call) s(zeros({4}));
+  s.freeze();
+  CHECK(contains(error_of([&] { s(part); }), "made under NoGradGuard"));
+  CHECK(same_bits(w.detach(), zeros({8})));
+  CHECK(same_bits(s(zeros({4})), ones({4}) * 2.0));
+}

@@ -223,6 +223,19 @@ TEST_CASE("rematerialise: a value made anew for one user is not read from before
   check_same(eager, run(fn, {.memory_budget = 1}, x));
 }
 
+TEST_CASE("memory budget: more bytes than any integer has are no limit") {
+  const Tensor w = randn({64, 64}).set_requires_grad();
+  auto s = brrr::step(
+      [&](const Tensor& x) {
+        Tensor h = x;
+        for (int layer = 0; layer < 4; ++layer) h = tanh(matmul(h, w));
+        return grad({h.sum()}, {w})[0];
+      },
+      {.build_at_first_call = true, .memory_budget = 1e30});
+  s(randn({64, 64}));
+  CHECK(s.stats().made_anew == 0);
+}
+
 TEST_CASE("memory budget: of an op's results one is changed in place, another made anew") {
   const Tensor w = randn({64, 64}), v = randn({16, 4});
   v.set_requires_grad();

@@ -137,10 +137,12 @@ std::vector<Tensor> random_net(unsigned seed, const Tensor& x, const std::vector
 
 TEST_CASE("strips: a GPT trains to eager's bits at any batch and size of parts") {
   test::TempCache cache;
-  for (const int64_t batch : {64, 48, 15, 1}) {
+  const std::pair<int64_t, std::vector<int64_t>> asks[] = {
+      {64, {1 << 16, 1 << 13, 1}}, {48, {1 << 13}}, {15, {1 << 16, 1}}, {1, {1}}};
+  for (const auto& [batch, sizes] : asks) {
     CAPTURE(batch);
     const Trained eager = train_gpt({.batch = batch}, {.mode = Mode::Eager});
-    for (const int64_t bytes : {1 << 16, 1 << 13, 1}) {
+    for (const int64_t bytes : sizes) {
       CAPTURE(bytes);
       const Trained cut = train_gpt({.batch = batch}, {.part_bytes = bytes});
       check_same(cut, eager);
@@ -182,14 +184,19 @@ TEST_CASE("strips: dropout, 16-bit floats, several batches a step") {
     // Other products go through a library, whose sums have an order of their own.
     CHECK(cut.cut() == (ask.dtype == kFloat32));
     check_same(cut, eager);
-    check_same(train_gpt(ask, {.verify_every = 1, .part_bytes = 1 << 12}), eager);
-    check_same(train_gpt(ask, {.memory_budget = 0.5, .part_bytes = 1 << 14}), eager);
+    const bool all = test::long_tests(), verified = ask.dropout > 0 || ask.dtype == kFloat16;
+    if (all || verified) {
+      check_same(train_gpt(ask, {.verify_every = 1, .part_bytes = 1 << 12}), eager);
+    }
+    if (all || !verified) {
+      check_same(train_gpt(ask, {.memory_budget = 0.5, .part_bytes = 1 << 14}), eager);
+    }
   }
 }
 
 TEST_CASE("strips: random nets equal eager to the bit") {
   test::TempCache cache;
-  const int cases = test::random_cases(6, 300);
+  const int cases = test::random_cases(4, 300);
   int in_parts = 0;
   for (int k = 0; k < cases; ++k) {
     const auto seed = static_cast<unsigned>(k + 1);

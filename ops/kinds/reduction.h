@@ -111,6 +111,15 @@ struct Keep {
   template <class T, class... N> T operator()(T x, N...) const { return x; }
 };
 
+/// What folds the results of rows mapped by it: a map that leaves its own results as they are says
+/// so by `Idempotent`, and folds those, too.
+template <class Map> struct ResultMap { using type = Keep; };
+template <class Map>
+requires requires { typename Map::Idempotent; }
+struct ResultMap<Map> {
+  using type = Map;
+};
+
 /// Compute types to instantiate a row for.
 template <class... V> struct KernelTypes {};
 inline constexpr KernelTypes<vx::f32, vx::f64> kFloats;
@@ -223,7 +232,8 @@ template <class V, class Init, class Map, class Combine, class Finish>
 void add_reduction_kernels(ReductionInfo& info) {
   ReductionKernels& k = info.kernels[compute_index(DTypeOf<Lane<V>>::value)];
   k.elements = {reduce_rows<Init, Map, Combine, V>, reduce_columns<Init, Map, Combine, V>};
-  k.results = {reduce_rows<Init, Keep, Combine, V>, reduce_columns<Init, Keep, Combine, V>};
+  using Again = typename ResultMap<Map>::type;
+  k.results = {reduce_rows<Init, Again, Combine, V>, reduce_columns<Init, Again, Combine, V>};
   if constexpr (!std::is_same_v<Finish, Keep>) k.finish = reduce_finish<Finish, V>;
 }
 

@@ -27,7 +27,10 @@ constexpr auto kHighest = [] { return kInfinity; };
 constexpr auto kAdd = [](auto a, auto b) { return a + b; };
 constexpr auto kLarger = [](auto a, auto b) { return m::max(a, b); };
 constexpr auto kSmaller = [](auto a, auto b) { return m::min(a, b); };
-constexpr auto kTruth = [](auto x) { return m::where(x != 0.0, 1.0, 0.0); };
+struct Truth {
+  using Idempotent = void;
+  template <class T> auto operator()(T x) const { return m::where(x != 0.0, 1.0, 0.0); }
+};
 
 const ReductionOp total_row{
     "sum",  "Sum; integers and bool give int64",       kFloatsAndInt64, kWide, kZero, Keep{}, kAdd,
@@ -61,9 +64,9 @@ const ReductionOp amin_row{"amin",        "Minimum; NaN wins; ties share the gra
                            kSmaller,      Keep{},
                            shared_by_ties};
 const ReductionOp any_row{
-    "any", "Whether an element is not 0", kNumbers, kBoolean, kZero, kTruth, kLarger, Keep{}};
+    "any", "Whether an element is not 0", kNumbers, kBoolean, kZero, Truth{}, kLarger, Keep{}};
 const ReductionOp all_row{
-    "all", "Whether no element is 0", kNumbers, kBoolean, kOne, kTruth, kSmaller, Keep{}};
+    "all", "Whether no element is 0", kNumbers, kBoolean, kOne, Truth{}, kSmaller, Keep{}};
 
 // Per row of x [rows, n], the product of all elements but the own one; without division, so that
 // zeros need no care and the second derivative is right too. Products of pairs go up a binary tree
