@@ -17,7 +17,8 @@ struct GradOptions {
 };
 
 /// d(sum of outputs)/d(inputs), weighted by `grad_outputs` where given (same shapes as outputs;
-/// needed for outputs of more than one element). Leaves' grad fields are not touched.
+/// needed for outputs of more than one element). Leaves' grad fields are not touched, and of the
+/// tape only what leads to an input is run through.
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          GradOptions options = {}, const std::vector<Tensor>& grad_outputs = {});
 

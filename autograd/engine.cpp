@@ -71,6 +71,28 @@ class Engine : NotCopied {
     deliver(e, Tensor(g), false, false);
   }
 
+  // The nodes that lead to an input: others are neither differentiated nor released.
+  void find_paths(const Tensor* outputs, size_t n) {
+    std::vector<const Node*> all;
+    std::unordered_set<const Node*> seen;
+    const auto meet = [&](const Node* node) {
+      if (node && node->sequence >= oldest_ && seen.insert(node).second) all.push_back(node);
+    };
+    for (size_t i = 0; i < n; ++i) {
+      if (outputs[i].defined()) meet(outputs[i].impl()->grad_fn);
+    }
+    for (size_t k = 0; k < all.size(); ++k) {
+      const Node& node = *all[k];
+      for (int i = 0; !node.released && i < node.n_in; ++i) meet(node.in[i].edge.node);
+    }
+    std::ranges::sort(all, {}, &Node::sequence);  // What a node leads to is older.
+    for (const Node* node : all) {
+      bool leads = node->released;  // Where to, nobody knows any more: an error once it is reached.
+      for (int i = 0; !leads && i < node->n_in; ++i) leads = wanted(node->in[i].edge);
+      if (leads) paths_.insert(node);
+    }
+  }
+
   void run() {
     if (hook_) count_arrivals();
     while (!heap_.empty()) {
@@ -98,9 +120,8 @@ class Engine : NotCopied {
     return std::ranges::equal_range(places_, place, {}, &Place::first);
   }
   bool wanted(const Edge& e) const {
-    if (!inputs_) return true;
-    if (e.node) return e.node->sequence >= oldest_;
-    return !std::ranges::empty(places_at(e.leaf));
+    if (!inputs_ || paths_.contains(e.node)) return true;
+    return !std::ranges::empty(places_at(e.leaf ? static_cast<void*>(e.leaf) : e.node));
   }
 
   static void add_up(Tensor& into, Tensor&& g) { into = into.defined() ? into + g : std::move(g); }
@@ -120,7 +141,7 @@ class Engine : NotCopied {
       return;
     }
     Node* n = e.node;
-    if (inputs_ && n->sequence < oldest_) return;
+    if (inputs_ && !paths_.contains(n)) return;
     if (!n->pending) {
       n->pending = new Pending;
       if (spent) {
@@ -242,13 +263,15 @@ class Engine : NotCopied {
   const Node* current_ = nullptr;  // Being processed, up to its input next_.
   int next_ = 0;
   uint64_t oldest_ = 0;
-  std::vector<Node*> heap_;  // Each with a counted reference.
+  std::unordered_set<const Node*> paths_;  // To the inputs.
+  std::vector<Node*> heap_;                // Each with a counted reference.
 };
 
 void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOptions options,
                 const std::vector<Tensor>* inputs = nullptr, Tensor* grads = nullptr) {
   const Held recorded(context.grad_enabled, options.create_graph);
   Engine engine(options, inputs, grads);
+  if (inputs) engine.find_paths(outputs, n);
   for (size_t i = 0; i < n; ++i) {
     if (seeds[i].defined() && outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
   }

@@ -64,7 +64,7 @@ void GradScaler::check_state_dict(const StateDict& dict) const {
   check_state("GradScaler::load_state_dict", state(), dict, true);
   const auto scale = dict.at("scale").item<double>();
   const auto good = dict.at("good_steps").item<int64_t>();
-  BRRR_CHECK(scale >= kLeast && scale <= kMost && good >= 0,
+  BRRR_CHECK(scale >= kLeast && scale <= kMost && good >= 0 && good <= INT64_MAX / 2,
              "GradScaler::load_state_dict: a scale of {} after {} good steps is none of ours",
              scale, good);
 }

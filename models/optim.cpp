@@ -56,6 +56,8 @@ void Optimizer::zero_grad(bool set_to_none) const {
     if (set_to_none) {
       p.set_grad({});
     } else if (p.grad().defined()) {
+      // Of a pass that can be differentiated the history goes, too.
+      if (p.grad().requires_grad()) p.set_grad(p.grad().detach());
       p.grad().zero_();
     } else if (p.requires_grad() || (!kept.empty() && kept[i])) {
       p.set_grad(zeros_like(p));
@@ -241,16 +243,16 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
   const auto sharding = dist::Sharding::of(parameters);
   const bool apart = sharding && sharding->gradients();
   std::vector<Tensor> norms, used;
-  bool all_double = true;
+  bool any_double = false;
   for (const Tensor& p : parameters) {
     const Tensor g = p.grad();
     if (!(apart ? sharding->known(p).used : g.defined())) continue;
-    all_double &= (apart ? p : g).dtype() == kFloat64;
+    any_double |= (apart ? p : g).dtype() == kFloat64;
     apart ? used.push_back(p) : norms.push_back(dist::norm_of(g));
   }
   if (norms.empty() && used.empty()) return zeros({});
   if (apart) norms = sharding->norms_of_parts(used);
-  for (Tensor& n : norms) n = n.to(all_double ? kFloat64 : kFloat32);
+  for (Tensor& n : norms) n = n.to(any_double ? kFloat64 : kFloat32);
   const Tensor total = stack(norms).norm();
   if (std::isinf(max_norm)) return total;
   // PyTorch's formula: NaN and infinite norms pass through.

@@ -222,3 +222,46 @@ TEST_CASE("backward: what came before it met a tape that was used is added in bo
   CHECK(same_bits(eager, graph));
   CHECK(eager.version() == graph.version());
 }
+
+TEST_CASE("zero_grad(false): what create_graph left is no history of the zeros") {
+  Tensor x = tensor({2.0f}).set_requires_grad(true);
+  const optim::SGD opt({x}, {.lr = 0.1});
+  backward({(x * x * x).sum()}, {}, {.create_graph = true});
+  opt.zero_grad(false);
+  CHECK_FALSE(x.grad().requires_grad());
+  backward({(x * x).sum()}, {}, {.create_graph = true});
+  CHECK(grad({x.grad().sum()}, {x})[0].item<float>() == 2);
+}
+
+TEST_CASE("grad: what leads to none of the inputs is neither computed nor used up") {
+  Tensor w = ones({2, 2}).set_requires_grad(true), a = ones({2}).set_requires_grad(true);
+  const Tensor b = a.detach().clone().set_requires_grad(true);
+  const auto fn = [&] {
+    w.set_grad({});
+    const Tensor trunk = relu(matmul(ones({1, 2}), w)).exp();
+    const Tensor one = (trunk * a).sum(), other = (trunk * b).sum();
+    const Tensor g = grad({one}, {a})[0];
+    other.backward();  // The trunk's tape is still there.
+    return std::vector<Tensor>{g, w.grad() * 1.0};
+  };
+  const std::vector<Tensor> eager = fn();
+  CHECK(same_bits(eager[0], ones({2}) * exp(full({2}, 2.0))));
+  auto step = brrr::step(fn, {.require_graph = true, .build_at_first_call = true});
+  for (int call = 0; call < 3; ++call) CHECK(same_bits(step(), eager));
+  // What was changed in place matters to those only that need it.
+  Tensor h = (w * w).exp();
+  const Tensor loss = (h.sin() * a).sum();
+  const Tensor sine = h.sin().detach();
+  {
+    const NoGradGuard guard;
+    h.zero_();
+  }
+  CHECK(same_bits(grad({loss}, {a})[0], sine.sum({0})));
+  // An input in the middle, one behind it, and one that is used up.
+  const Tensor middle = (a * 3.0).exp(), end = (middle * middle).sum();
+  CHECK(same_bits(grad({end}, {middle})[0], middle + middle));
+  const Tensor again = (a * 3.0).exp(), last = (again * again).sum();
+  const std::vector<Tensor> both = grad({last}, {a, again});
+  CHECK(same_bits(both[0], (again + again) * again * 3.0));
+  CHECK_THROWS_AS(grad({last}, {a}), Error);
+}

@@ -191,6 +191,9 @@ TEST_CASE("grad scaler: state, checkpoints, errors") {
   StateDict bad = a.state_dict();
   bad["scale"] = full({}, 0.0);
   CHECK(contains(error_of([&] { b.load_state_dict(bad); }), "scale of 0"));
+  bad = a.state_dict();
+  bad["good_steps"] = full({}, INT64_MAX, kInt64);
+  CHECK(contains(error_of([&] { b.load_state_dict(bad); }), "good steps"));
   CHECK(b.value().item<float>() == 8);
 
   CHECK(contains(error_of([] { optim::GradScaler({.scale = 0}); }), "scale"));

@@ -99,3 +99,25 @@ TEST_CASE("elu: the second derivative is 0 where exp(x) is infinite") {
     CHECK(same_bits(grad({first.sum()}, {x})[0], zeros({5}, t)));
   }
 }
+
+TEST_CASE("minimum, maximum: no infinite gradient reaches the operand that is not chosen") {
+  const auto first = [](auto f) {
+    Tensor x = tensor({-1.0f, 4.0f}).set_requires_grad(true);
+    f(x).sum().backward();
+    return x.grad();
+  };
+  const Tensor half = tensor({0.0f, 0.25f});
+  CHECK(same_bits(abs(first([](const Tensor& x) { return sqrt(maximum(x, 0.0)); })), half));
+  CHECK(same_bits(abs(first([](const Tensor& x) { return sqrt(maximum(x, zeros({2}))); })), half));
+  CHECK(
+      same_bits(abs(first([](const Tensor& x) { return sqrt(-minimum(-x, zeros({2}))); })), half));
+}
+
+TEST_CASE("logsumexp: both derivatives of a row without a finite number are 0, whatever the dim") {
+  for (const int64_t dim : {0, 1}) {
+    const Tensor x = full({dim ? 1 : 2, dim ? 2 : 1}, -INFINITY).set_requires_grad(true);
+    const Tensor g = grad({x.logsumexp({dim}).sum()}, {x}, {.create_graph = true})[0];
+    CHECK(g.abs().sum().item<float>() == 0);
+    CHECK(grad({g.sum()}, {x})[0].abs().sum().item<float>() == 0);
+  }
+}

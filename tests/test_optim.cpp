@@ -180,6 +180,12 @@ TEST_CASE("pitfall A24: clip_grad_norm_ scales a shared gradient once") {
   optim::clip_grad_norm_({p}, 100.0);
   CHECK(p.grad().to_vector<double>()[0] == doctest::Approx(3 / std::sqrt(50.0)).epsilon(1e-6));
   CHECK(optim::clip_grad_norm_({r}, 1.0).item<float>() == 0.0f);
+  // Of several dtypes the widest counts: this norm is none of float32.
+  Tensor s = full({}, 0.0).set_requires_grad(true);
+  s.set_grad(full({}, 3.0));
+  r.set_grad(full({1}, 1e100, kFloat64));
+  CHECK(optim::clip_grad_norm_({s, r}, 1.0).item<double>() == 1e100);
+  CHECK(r.grad().item<double>() == 1.0);
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, -1.0), Error);
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, std::nan("")), Error);
   // To measure alone: whatever the norm is, nothing changes.
@@ -305,4 +311,31 @@ TEST_CASE("AdamW decays the parameters that it is told to") {
   opt.load_state_dict(before);
   CHECK(opt.weight_decay() == 0.5);
   CHECK(state.size() == before.size());
+}
+
+TEST_CASE("optimisers: without a penalty what is infinite stays so where its gradient is 0") {
+  const auto after_two = [](auto make) {
+    Tensor b = tensor({-INFINITY, 0.0f, 0.0f}).set_requires_grad(true);
+    auto opt = make(std::vector<Tensor>{b});
+    for (int k = 0; k < 2; ++k) {
+      opt.zero_grad();
+      cross_entropy(zeros({1, 3}) + b, tensor({1})).backward();
+      opt.step();
+    }
+    return b.detach().template to_vector<float>();
+  };
+  using Parameters = std::vector<Tensor>;
+  const auto check = [&](auto make) {
+    const std::vector<float> b = after_two(make);
+    CHECK(b[0] == -INFINITY);
+    CHECK(b[1] > 0);
+    CHECK(b[2] < 0);
+  };
+  check([](Parameters p) { return optim::SGD(std::move(p), {.lr = 0.1}); });
+  check([](Parameters p) { return optim::SGD(std::move(p), {.lr = 0.1, .momentum = 0.9}); });
+  check([](Parameters p) {
+    return optim::SGD(std::move(p), {.lr = 0.1, .momentum = 0.9, .nesterov = true});
+  });
+  check([](Parameters p) { return optim::Adam(std::move(p), {.lr = 0.1}); });
+  check([](Parameters p) { return optim::AdamW(std::move(p), {.lr = 0.1, .weight_decay = 0}); });
 }

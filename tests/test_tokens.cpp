@@ -334,8 +334,10 @@ TEST_CASE("TokenDataset: a saved position continues, on the same data only") {
   changed[17] = 3;
   refused(changed, options, "hash of the tokens");
   StateDict bad = saved;
-  bad["position"] = number(int64_t{-1});
-  CHECK_THROWS_AS(one.load_state_dict(bad), Error);
+  for (const int64_t none : {int64_t{-1}, INT64_MAX}) {
+    bad["position"] = number(none);
+    CHECK_THROWS_AS(one.load_state_dict(bad), Error);
+  }
   bad.erase("position");
   CHECK_THROWS_AS(one.load_state_dict(bad), Error);
 }

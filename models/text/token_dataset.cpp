@@ -168,7 +168,8 @@ void TokenDataset::check_state_dict(const StateDict& dict) const {
                       {"train", "number of training tokens"},
                       {"hash", "hash of the tokens"}});
   const int64_t position = dict.at("position").item<int64_t>();
-  BRRR_CHECK(position >= 0, "TokenDataset::load_state_dict: the position is {}", position);
+  BRRR_CHECK(position >= 0 && position <= INT64_MAX / 2,
+             "TokenDataset::load_state_dict: the position is {}", position);
 }
 
 void TokenDataset::load_state_dict(const StateDict& dict) {

@@ -42,12 +42,18 @@ template <size_t... Kept> class Update {
   PointwiseOp always_, unless_;
 };
 
-const Update<0> sgd_update{"sgd_step", "sgd_step_unless", "p - lr * (g + weight_decay * p)",
-                           [](auto p, auto g, auto lr, auto wd) { return p - lr * (g + wd * p); }};
+// The gradient of the loss and of the penalty: none is none, also where p is infinite.
+constexpr auto kDecayed = [](auto p, auto g, auto wd) {
+  return m::where(wd == 0.0, g, g + wd * p);
+};
+
+const Update<0> sgd_update{
+    "sgd_step", "sgd_step_unless", "p - lr * (g + weight_decay * p)",
+    [](auto p, auto g, auto lr, auto wd) { return p - lr * kDecayed(p, g, wd); }};
 
 template <bool nesterov> struct Momentum {
   template <class T> auto operator()(T p, T g, T buffer, T lr, T momentum, T wd) const {
-    auto d = g + wd * p;
+    auto d = kDecayed(p, g, wd);
     auto b = momentum * buffer + d;
     if constexpr (nesterov) d = d + momentum * b;
     return std::tuple{p - lr * (nesterov ? d : b), b};
@@ -78,7 +84,7 @@ template <bool decoupled> struct Adam {
     if constexpr (decoupled)
       p = p * (1.0 - lr * wd);
     else
-      g = g + wd * p;
+      g = kDecayed(p, g, wd);
     auto a = avg + w1 * (g - avg);
     auto s = avg_sq * beta2 + w2 * g * g;
     auto denominator = m::sqrt(s) * root_factor + eps;

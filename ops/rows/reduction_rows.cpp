@@ -149,7 +149,8 @@ const RowOp logsumexp_row{"logsumexp", "log(sum(exp(x - max))) + max",
                             return std::tuple{y, c, s};
                           },
                           [](auto x, auto, auto c, auto s, auto g) {
-                            return m::where(s == 0.0, 0.0, g / s) * m::exp(x - m::constant(c));
+                            const auto share = g / m::where(s == 0.0, 1.0, s);
+                            return m::where(s == 0.0, 0.0, share) * m::exp(x - m::constant(c));
                           }};
 
 // The rows' numbers, if the dims in the mask are the last ones; else undefined. A row is one
