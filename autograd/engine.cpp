@@ -44,11 +44,11 @@ class Engine : NotCopied {
         heap_(std::move(thread_own<Spare>().heap)) {
     options_.retain_graph |= options_.create_graph;
     if (!inputs) return;
-    // Nothing older than the oldest input can lead to one.
+    // What leads to an input is newer, by more than what made it.
     oldest_ = UINT64_MAX;
     for (size_t k = 0; k < inputs->size(); ++k) {
       const TensorImpl* const t = (*inputs)[k].impl();
-      oldest_ = std::min(oldest_, t->grad_fn ? t->grad_fn->sequence : 0);
+      oldest_ = std::min(oldest_, t->grad_fn ? t->grad_fn->sequence + 1 : 0);
       places_.emplace_back(t, k);
       if (t->grad_fn) places_.emplace_back(t->grad_fn, k);
     }
@@ -83,6 +83,7 @@ class Engine : NotCopied {
     }
     for (size_t k = 0; k < all.size(); ++k) {
       const Node& node = *all[k];
+      note_age(node);
       for (int i = 0; !node.released && i < node.n_in; ++i) meet(node.in[i].edge.node);
     }
     std::ranges::sort(all, {}, &Node::sequence);  // What a node leads to is older.
@@ -119,9 +120,14 @@ class Engine : NotCopied {
   auto places_at(const void* place) const {
     return std::ranges::equal_range(places_, place, {}, &Place::first);
   }
+  // Of an edge that ends where input k was made, or in it: whether it is that one of the results.
+  bool is_input(const Edge& e, size_t k) const {
+    return e.leaf || (*inputs_)[k].impl()->output == e.output;
+  }
   bool wanted(const Edge& e) const {
     if (!inputs_ || paths_.contains(e.node)) return true;
-    return !std::ranges::empty(places_at(e.leaf ? static_cast<void*>(e.leaf) : e.node));
+    return std::ranges::any_of(places_at(e.leaf ? static_cast<void*>(e.leaf) : e.node),
+                               [&](const Place& p) { return is_input(e, p.second); });
   }
 
   static void add_up(Tensor& into, Tensor&& g) { into = into.defined() ? into + g : std::move(g); }
@@ -132,7 +138,7 @@ class Engine : NotCopied {
   void deliver(Edge& e, Tensor&& g, bool fresh, bool spent) {
     if (inputs_) {
       for (const auto& [place, k] : places_at(e.leaf ? static_cast<void*>(e.leaf) : e.node)) {
-        if (e.leaf || (*inputs_)[k].impl()->output == e.output) add_up(grads_[k], Tensor(g));
+        if (is_input(e, k)) add_up(grads_[k], Tensor(g));
       }
     }
     if (e.leaf) {
@@ -226,9 +232,7 @@ class Engine : NotCopied {
     bool left = !n.op->vjp;
     for (int k = 0; k < n.n_out; ++k) left |= v.gout[k].defined() && !(n.op->vjp_outputs >> k & 1);
     if (left) differentiate_decomposition(v);
-    Recorder* const r = context.recorder;
-    const bool older = r && n.made_in != r->number;  // Than the step that is recorded.
-    if (older) r->goes_back = true;
+    const bool older = note_age(n);
     const bool spent = !options_.retain_graph && !older;
     // Edges are still needed below, saved tensors are not: free them before new memory is asked.
     if (spent) release_saved(n);
@@ -245,10 +249,19 @@ class Engine : NotCopied {
     }
     current_ = nullptr;
     if (options_.retain_graph) return;
-    older ? r->journal(n) : release_node(n);
+    older ? context.recorder->journal(n) : release_node(n);
   }
 
   static void differentiate_decomposition(VjpCall& v);
+
+  // Whether a node is older than the step that is recorded, which is then none to be frozen: how
+  // the node is found may differ by the next call.
+  static bool note_age(const Node& n) {
+    Recorder* const r = context.recorder;
+    const bool older = r && n.made_in != r->number;
+    if (older) r->goes_back = true;
+    return older;
+  }
 
   AutocastGuard no_autocast_{kFloat32};  // The forward pass has decided what is rounded.
   GradOptions options_;

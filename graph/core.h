@@ -31,6 +31,7 @@ struct Entry {
   struct Argument {
     bool defined = false;  ///< Else nothing of the following is set.
     bool cut = false;      ///< Eager mode refuses to write it.
+    bool requires_grad = false;
     Device device = {};
     uint32_t external = kNone;  ///< kNone: the step does not use it.
     DType dtype = kFloat32;

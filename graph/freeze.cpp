@@ -64,6 +64,7 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
     const bool moves = a.number && a.external == external && (a.moves || moved);
     a = {.defined = true,
          .cut = t.view == View::Cut,
+         .requires_grad = t.requires_grad(),
          .device = t.device,
          .external = external,
          .dtype = t.dtype,
@@ -146,6 +147,8 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   for (const Effects::Gradient& g : f.effects.gradients) {
     const bool foreign = g.leaf.impl()->grad && g.value == kNone;
     if (foreign) f.refusal = "a grad field is set to a tensor from outside";
+    const auto is_leaf = [&](const Tensor* t) { return t->impl() == g.leaf.impl(); };
+    if (std::any_of(args, args + n, is_leaf)) f.refusal = "it sets the gradient of an argument";
   }
   if (std::count(f.effects.cells.begin(), f.effects.cells.end(), Ref<ControlCell>())) {
     f.refusal =
@@ -192,7 +195,8 @@ static bool same_argument(const Entry::Argument& a, const Tensor& t) {
   if (!t.defined() || !a.defined) return t.defined() == a.defined;
   const TensorImpl& x = *t.impl();
   return x.dtype == a.dtype && x.device == a.device && (x.view == View::Cut) == a.cut &&
-         x.size_list() == a.sizes && x.stride_list() == a.strides;
+         x.requires_grad() == a.requires_grad && x.size_list() == a.sizes &&
+         x.stride_list() == a.strides;
 }
 
 // Takes the arguments into the bindings of a call; false if they are not such as were frozen.

@@ -264,4 +264,8 @@ TEST_CASE("grad: what leads to none of the inputs is neither computed nor used u
   const std::vector<Tensor> both = grad({last}, {a, again});
   CHECK(same_bits(both[0], (again + again) * again * 3.0));
   CHECK_THROWS_AS(grad({last}, {a}), Error);
+  // What made the input may be used up: nothing behind it is asked for.
+  const Tensor made = (a * 3.0).exp();
+  made.sum().backward();
+  CHECK(same_bits(grad({(made * made).sum()}, {made})[0], made + made));
 }

@@ -184,6 +184,13 @@ TEST_CASE("minimum, maximum: an infinity that is not chosen has gradient 0, a Na
     CHECK(high[k] == (k != 1));
   }
   CHECK((std::isnan(low[3]) && std::isnan(high[3])));
+  using Binary = Tensor (*)(const Tensor&, const Tensor&);
+  for (const Binary f : {Binary(maximum), Binary(minimum)}) {  // As the second, too.
+    const Tensor b = zeros({4}).set_requires_grad();
+    const std::vector<Tensor> both = grad({f(b, a).sum()}, {b, a});
+    CHECK(both[0].to_vector<float>()[3] == 0);
+    CHECK(std::isnan(both[1].to_vector<float>()[3]));
+  }
 }
 
 TEST_CASE("pointwise rows: values agree with the oracle") {

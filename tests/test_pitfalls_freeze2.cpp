@@ -203,6 +203,30 @@ TEST_CASE("pitfall A25: a frozen step tells an argument that is there from one t
   CHECK(same_bits(with(x, ones({3})), x + 2.0));
 }
 
+TEST_CASE("pitfall A25: what is no number of the step, but an argument's, refuses or is seen") {
+  const Tensor p = ones({4}), q = ones({4});
+  const auto sets_grad = [](const Tensor& x, const Tensor& leaf) {
+    leaf.set_grad(x * 2.0);
+    return x + 1.0;
+  };
+  auto sets = brrr::step(sets_grad, kEarly);
+  for (int call = 0; call < 3; ++call) sets(ones({4}), p);
+  CHECK(contains(error_of([&] { sets.freeze(); }), "gradient of an argument"));
+  const auto asks_leaf = [](const Tensor& x, const Tensor& leaf) {
+    return x + (leaf.requires_grad() ? 2.0 : 1.0);
+  };
+  auto asks = brrr::step(asks_leaf, kEarly);
+  for (int call = 0; call < 3; ++call) asks(ones({4}), p);
+  asks.freeze();
+  CHECK(same_bits(asks(ones({4}), q.detach().set_requires_grad(true)), ones({4}) + 2.0));
+  // A tape from before the step that leads to none of the inputs.
+  const Tensor w = ones({4}).set_requires_grad(true), a = ones({4}).set_requires_grad(true);
+  const Tensor h = (w * 2.0).exp();
+  auto goes = brrr::step([&] { return grad({(h * a).sum()}, {a})[0]; }, kEarly);
+  for (int call = 0; call < 3; ++call) goes();
+  CHECK(contains(error_of([&] { goes.freeze(); }), "tape from before"));
+}
+
 TEST_CASE("pitfall A25: a frozen step does not write what eager mode refuses to write") {
   Tensor w = zeros({8}), part;
   w.set_requires_grad(true);

@@ -61,7 +61,7 @@ const NumberOp minimum_row{
     kBound,
     [](auto a, auto b) { return m::min(a, b); },
     [](auto a, auto b, auto, auto g) { return kShare(a < b, a == b, a, g); },
-    [](auto a, auto b, auto, auto g) { return kShare(b < a, a == b, a, g); }};
+    [](auto a, auto b, auto, auto g) { return kShare(b < a, a == b, b, g); }};
 
 const NumberOp maximum_row{
     "maximum",
@@ -69,7 +69,7 @@ const NumberOp maximum_row{
     kBound,
     [](auto a, auto b) { return m::max(a, b); },
     [](auto a, auto b, auto, auto g) { return kShare(a > b, a == b, a, g); },
-    [](auto a, auto b, auto, auto g) { return kShare(b > a, a == b, a, g); }};
+    [](auto a, auto b, auto, auto g) { return kShare(b > a, a == b, b, g); }};
 
 const NumberOp clamp_row{
     "clamp", "min(max(x, lo), hi)", kBound,
