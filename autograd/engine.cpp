@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "autograd/autograd.h"
+#include "autograd/paths.h"
 #include "core/autocast.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -24,9 +25,6 @@ struct Pending {
 
 namespace {
 
-/// Where the gradient of an input arrives, of which number.
-using Place = std::pair<const void*, size_t>;
-
 // Memory between passes.
 struct Spare {
   std::vector<Node*> heap;
@@ -36,25 +34,16 @@ struct Spare {
 class Engine : NotCopied {
  public:
   /// Without `inputs` gradients go to leaves.
-  Engine(GradOptions options, const std::vector<Tensor>* inputs, Tensor* grads)
+  Engine(GradOptions options, const Paths* inputs, Tensor* grads)
       : options_(options),
         inputs_(inputs),
         grads_(grads),
         made_(std::move(thread_own<Spare>().made)),
         heap_(std::move(thread_own<Spare>().heap)) {
     options_.retain_graph |= options_.create_graph;
-    if (!inputs) return;
-    // What leads to an input is newer, by more than what made it.
-    oldest_ = UINT64_MAX;
-    for (size_t k = 0; k < inputs->size(); ++k) {
-      const TensorImpl* const t = (*inputs)[k].impl();
-      oldest_ = std::min(oldest_, t->grad_fn ? t->grad_fn->sequence + 1 : 0);
-      places_.emplace_back(t, k);
-      if (t->grad_fn) places_.emplace_back(t->grad_fn, k);
-    }
-    std::ranges::sort(places_);
   }
   ~Engine() {
+    if (hook_ && !done_) hook_->abandoned();
     for (Node* n : heap_) {
       delete std::exchange(n->pending, nullptr);
       Ref<Node>::adopt(n).reset();
@@ -71,29 +60,6 @@ class Engine : NotCopied {
     deliver(e, Tensor(g), false, false);
   }
 
-  // The nodes that lead to an input: others are neither differentiated nor released.
-  void find_paths(const Tensor* outputs, size_t n) {
-    std::vector<const Node*> all;
-    std::unordered_set<const Node*> seen;
-    const auto meet = [&](const Node* node) {
-      if (node && node->sequence >= oldest_ && seen.insert(node).second) all.push_back(node);
-    };
-    for (size_t i = 0; i < n; ++i) {
-      if (outputs[i].defined()) meet(outputs[i].impl()->grad_fn);
-    }
-    for (size_t k = 0; k < all.size(); ++k) {
-      const Node& node = *all[k];
-      note_age(node);
-      for (int i = 0; !node.released && i < node.n_in; ++i) meet(node.in[i].edge.node);
-    }
-    std::ranges::sort(all, {}, &Node::sequence);  // What a node leads to is older.
-    for (const Node* node : all) {
-      bool leads = node->released;  // Where to, nobody knows any more: an error once it is reached.
-      for (int i = 0; !leads && i < node->n_in; ++i) leads = wanted(node->in[i].edge);
-      if (leads) paths_.insert(node);
-    }
-  }
-
   void run() {
     if (hook_) count_arrivals();
     while (!heap_.empty()) {
@@ -107,6 +73,7 @@ class Engine : NotCopied {
       complete(*leaf, arrivals_[leaf.get()]);  // More was expected.
     }
     if (hook_) hook_->finished();
+    done_ = true;
   }
 
  private:
@@ -117,19 +84,7 @@ class Engine : NotCopied {
     Tensor held;  ///< Gathered for a leaf that had a gradient before the pass.
   };
 
-  auto places_at(const void* place) const {
-    return std::ranges::equal_range(places_, place, {}, &Place::first);
-  }
-  // Of an edge that ends where input k was made, or in it: whether it is that one of the results.
-  bool is_input(const Edge& e, size_t k) const {
-    return e.leaf || (*inputs_)[k].impl()->output == e.output;
-  }
-  bool wanted(const Edge& e) const {
-    if (!inputs_ || paths_.contains(e.node)) return true;
-    return std::ranges::any_of(places_at(e.leaf ? static_cast<void*>(e.leaf) : e.node),
-                               [&](const Place& p) { return is_input(e, p.second); });
-  }
-
+  bool wanted(const Edge& e) const { return !inputs_ || inputs_->contains(e); }
   static void add_up(Tensor& into, Tensor&& g) { into = into.defined() ? into + g : std::move(g); }
 
   // A locked read-modify-write costs as much as twenty other instructions: gradients are moved, and
@@ -137,9 +92,7 @@ class Engine : NotCopied {
   // `fresh`: the memory of g is nobody else's, known from the ops that made it, never from a count.
   void deliver(Edge& e, Tensor&& g, bool fresh, bool spent) {
     if (inputs_) {
-      for (const auto& [place, k] : places_at(e.leaf ? static_cast<void*>(e.leaf) : e.node)) {
-        if (is_input(e, k)) add_up(grads_[k], Tensor(g));
-      }
+      inputs_->each_input(e, [&](size_t k) { add_up(grads_[k], Tensor(g)); });
     }
     if (e.leaf) {
       // One that was told since the forward pass that it needs none gets none.
@@ -147,7 +100,7 @@ class Engine : NotCopied {
       return;
     }
     Node* n = e.node;
-    if (inputs_ && !paths_.contains(n)) return;
+    if (inputs_ && !inputs_->contains(n)) return;
     if (!n->pending) {
       n->pending = new Pending;
       if (spent) {
@@ -254,37 +207,25 @@ class Engine : NotCopied {
 
   static void differentiate_decomposition(VjpCall& v);
 
-  // Whether a node is older than the step that is recorded, which is then none to be frozen: how
-  // the node is found may differ by the next call.
-  static bool note_age(const Node& n) {
-    Recorder* const r = context.recorder;
-    const bool older = r && n.made_in != r->number;
-    if (older) r->goes_back = true;
-    return older;
-  }
-
   AutocastGuard no_autocast_{kFloat32};  // The forward pass has decided what is rounded.
   GradOptions options_;
-  const std::vector<Tensor>* const inputs_;
-  Tensor* const grads_;        // Of the inputs.
-  std::vector<Place> places_;  // Of the inputs, sorted: they themselves, and the nodes before them.
+  const Paths* const inputs_;
+  Tensor* const grads_;  // Of the inputs.
   GradientHook* const hook_ = inputs_ ? nullptr : context.gradients;
   std::vector<TensorImpl*> made_;  // Leaves whose gradient this pass has begun.
   std::unordered_map<TensorImpl*, Arrivals> arrivals_;
   std::vector<Ref<TensorImpl>> counted_leaves_;  // (Else the last edge to one may end it.)
-  bool counted_ = false;
+  bool counted_ = false, done_ = false;
   const Node* current_ = nullptr;  // Being processed, up to its input next_.
   int next_ = 0;
-  uint64_t oldest_ = 0;
-  std::unordered_set<const Node*> paths_;  // To the inputs.
-  std::vector<Node*> heap_;                // Each with a counted reference.
+  std::vector<Node*> heap_;  // Each with a counted reference.
 };
 
 void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOptions options,
-                const std::vector<Tensor>* inputs = nullptr, Tensor* grads = nullptr) {
+                Paths* inputs = nullptr, Tensor* grads = nullptr) {
   const Held recorded(context.grad_enabled, options.create_graph);
+  if (inputs) inputs->find(outputs, n);
   Engine engine(options, inputs, grads);
-  if (inputs) engine.find_paths(outputs, n);
   for (size_t i = 0; i < n; ++i) {
     if (seeds[i].defined() && outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
   }
@@ -330,7 +271,8 @@ void Engine::differentiate_decomposition(VjpCall& v) {
   c.attrs.dynamic = 0;
   n.op->decompose(c, in.data());
   std::vector<Tensor> grads(aliases.size());
-  run_engine(c.out, v.gout, c.n_out, {.create_graph = create_graph}, &aliases, grads.data());
+  Paths inputs(aliases);
+  run_engine(c.out, v.gout, c.n_out, {.create_graph = create_graph}, &inputs, grads.data());
   for (size_t k = 0; k < which.size(); ++k) {
     if (grads[k].defined()) add_up(v.gin[which[k]], grads[k].to(v.meta(which[k]).dtype));
   }
@@ -401,7 +343,8 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
   }
   const auto seeds = make_seeds("grad", outputs, grad_outputs);
   std::vector<Tensor> grads(inputs.size());
-  run_engine(outputs.data(), seeds.data(), outputs.size(), options, &inputs, grads.data());
+  Paths paths(inputs);
+  run_engine(outputs.data(), seeds.data(), outputs.size(), options, &paths, grads.data());
   for (size_t i = 0; i < grads.size(); ++i) {
     BRRR_CHECK(grads[i].defined() || options.allow_unused,
                "grad: the outputs do not depend on input {}, {}; set allow_unused", i,

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <ctime>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -38,8 +39,19 @@ std::string build_stamp() {
   return fmt::format("{} {}.{}", file.st_size, file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
 }
 
+static double seconds_of(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+CoreWatch::CoreWatch()
+    : begin_(seconds_of(CLOCK_MONOTONIC)), had_(seconds_of(CLOCK_THREAD_CPUTIME_ID)) {}
+bool CoreWatch::had_core() const {
+  return seconds_of(CLOCK_THREAD_CPUTIME_ID) - had_ >= 0.8 * (seconds_of(CLOCK_MONOTONIC) - begin_);
+}
+
 std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool anew,
-                                 const std::function<std::vector<double>(bool&)>& measure) {
+                                 const std::function<std::vector<double>(Keep&)>& measure) {
   // What one measures may ask for another's.
   static std::recursive_mutex mutex;
   static auto& known = *new std::map<std::string, std::vector<double>>;  // Never destroyed.
@@ -61,10 +73,10 @@ std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool a
     figures = figures_of(*kept);
   }
   if (figures.empty()) {
-    bool keep = true;
+    Keep keep = Keep::OnDisk;
     figures = measure(keep);
-    if (!keep) return figures;
-    if (!dir.empty()) try {
+    if (keep == Keep::Not) return figures;
+    if (!dir.empty() && keep == Keep::OnDisk) try {
         jit::publish_kernel(
             dir, key,
             {reinterpret_cast<const char*>(figures.data()), figures.size() * sizeof figures[0]});

@@ -65,10 +65,10 @@ double product_gflops(Device device, DType dtype) {
 }
 
 DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
-                         const std::function<DeviceLimits(bool&)>& measure) {
+                         const std::function<DeviceLimits(Keep&)>& measure) {
   std::vector<std::string_view> all{kForm};
   all.insert(all.end(), fields.begin(), fields.end());
-  return limits_of(kept_figures(all, anew, [&](bool& keep) { return figures_of(measure(keep)); }));
+  return limits_of(kept_figures(all, anew, [&](Keep& keep) { return figures_of(measure(keep)); }));
 }
 
 }  // namespace brrr::jit

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/figures.h"
 
 namespace brrr::jit {
 
@@ -14,9 +15,9 @@ double best_seconds(Device device, const std::function<void()>& f);
 /// Of products of square matrices that grow until one is long enough to use all of the device.
 double product_gflops(Device device, DType dtype);
 
-/// Those kept under what the fields say of the machine and the build, or what `measure` finds: it
-/// sets its argument to false for what is not worth keeping.
+/// Those kept under what the fields say of the machine and the build, or what `measure` finds
+/// and says how long to keep.
 DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
-                         const std::function<DeviceLimits(bool&)>& measure);
+                         const std::function<DeviceLimits(Keep&)>& measure);
 
 }  // namespace brrr::jit

@@ -8,6 +8,7 @@
 #include <array>
 #include <initializer_list>
 
+#include "core/error.h"
 #include "core/op.h"
 
 namespace brrr {
@@ -25,6 +26,7 @@ class Inputs {
     std::transform(list.begin(), list.end(), in_, [](const Input& i) { return i.impl; });
   }
   Inputs(const Tensor* tensors, int n) : n_(n) {
+    if (n > kMost) throw Error("a call of an op takes at most 128 inputs");
     std::transform(tensors, tensors + n, in_, [](const Tensor& t) { return t.impl(); });
   }
   TensorImpl* const* data() const { return in_; }

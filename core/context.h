@@ -45,6 +45,9 @@ struct GradientHook {
   virtual void ready(TensorImpl& leaf) = 0;
   /// The pass is over.
   virtual void finished() = 0;
+  /// An error has ended the pass, or a replay that had one: what reads gradients or writes to them
+  /// has to end, too, before they go or get other contents.
+  virtual void abandoned() noexcept = 0;
   /// Whether a pass is still to come; else another hook may take this one's place.
   virtual bool awaited() const = 0;
 };

@@ -8,11 +8,25 @@
 
 namespace brrr {
 
+/// How long what has been measured is kept.
+enum class Keep { OnDisk, InProcess, Not };
+
 /// Those kept under what `of` says they are of (the measure, the machine, the build), or what
-/// `measure` finds: it sets its argument to false for what is not worth keeping. With `anew`
+/// `measure` finds, which says what is not worth keeping for other processes or at all. With `anew`
 /// measured again. One thread measures at a time. Defined with the cache of kernels.
 std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool anew,
-                                 const std::function<std::vector<double>(bool& keep)>& measure);
+                                 const std::function<std::vector<double>(Keep&)>& measure);
+
+/// Whether the thread has had a core to itself, but for a fifth of the time at most, since this was
+/// made. What it measured then is no figure of the machine where it has not.
+class CoreWatch {
+ public:
+  CoreWatch();
+  bool had_core() const;
+
+ private:
+  double begin_, had_;
+};
 
 /// Of the file that this library is in: another after every build.
 std::string build_stamp();

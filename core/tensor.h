@@ -126,6 +126,7 @@ class Tensor {
   Tensor any(const IntList& dims = {}, bool keepdim = false) const;
   Tensor all(const IntList& dims = {}, bool keepdim = false) const;
   Tensor argmax(int64_t dim, bool keepdim = false) const;
+  std::pair<Tensor, Tensor> max_with_indices(int64_t dim, bool keepdim = false) const;
   Tensor argmin(int64_t dim, bool keepdim = false) const;
   Tensor softmax(int64_t dim) const;
   Tensor log_softmax(int64_t dim) const;

@@ -97,7 +97,8 @@ void add_trace(Trace& trace, const Options& o, const Task& task, brrr::Device de
     for (int i = 12; i < 15; ++i) t->scheduled_step(i);
     profile.write_trace(folder.file("trace.json"));
     std::ifstream in(folder.file("trace.json"));
-    trace.add(name, Json::parse(in)["traceEvents"]);
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    trace.add(name, brrr::bench::parse_json(text)["traceEvents"]);
   }
 }
 

@@ -151,8 +151,10 @@ LaunchCosts launch_costs(Device device, bool anew) {
   const PlainScope plain;
   context.grad_enabled = true;
   const DeviceProperties p = device_properties(device);
-  const auto measure = [&](bool&) {
+  const auto measure = [&](Keep& keep) {
+    const CoreWatch watch;
     const auto all = std::bit_cast<Figures>(graph::measure_launches(device));
+    if (device == kCPU && !watch.had_core()) keep = Keep::InProcess;
     return std::vector<double>(all.begin(), all.end());
   };
   const std::string where = name(device), build = build_stamp();

@@ -23,6 +23,7 @@ void UndoLog::save(Storage& s, bool aside) {
 }
 
 UndoLog::~UndoLog() {
+  if (context.gradients && std::uncaught_exceptions()) context.gradients->abandoned();
   if (saved_.empty() || std::uncaught_exceptions() == exceptions_) return;
   for (const Saved& x : saved_) {
     const Storage& s = *x.of;

@@ -3,12 +3,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <sstream>
 #include <unordered_map>
 #include <utility>
 
+#include "core/call.h"
 #include "core/check.h"
 #include "core/context.h"
 #include "core/rng.h"
@@ -82,7 +85,26 @@ void check_alike(const std::string& what, const std::vector<std::string>& own) {
   }
 }
 
-struct DataParallel::State final : GradientHook, NotCopied {
+struct DataParallel::State final : NotCopied {
+  // What a thread's context points to. It stays: any thread may destroy the DataParallel.
+  struct Hook final : GradientHook {
+    explicit Hook(State* of) : state(of) {}
+    void ready(TensorImpl& leaf) override {
+      if (State* const s = state) s->ready(leaf);
+    }
+    void finished() override {
+      if (State* const s = state) s->finished();
+    }
+    void abandoned() noexcept override {
+      if (State* const s = state) s->buckets.clear();
+    }
+    bool awaited() const override {
+      const State* const s = state;
+      return s && s->expected;
+    }
+    std::atomic<State*> state;
+  };
+
   State(models::Module& m, const DataParallelOptions& o)
       : module(m),
         options(o),
@@ -101,8 +123,12 @@ struct DataParallel::State final : GradientHook, NotCopied {
     }
     const std::lock_guard lock(mutex);
     all.push_back(this);
+    static auto& hooks = *new std::list<Hook>;
+    hook = &hooks.emplace_back(this);
   }
-  ~State() override {
+  ~State() {
+    if (context.gradients == hook) context.gradients = nullptr;
+    hook->state = nullptr;
     const std::lock_guard lock(mutex);
     std::erase(all, this);
   }
@@ -111,6 +137,7 @@ struct DataParallel::State final : GradientHook, NotCopied {
   static inline std::mutex mutex;
   static inline std::vector<State*> all;
 
+  Hook* hook;
   models::Module& module;
   DataParallelOptions options;
   std::vector<NamedTensor> named;  // In the order in which backward comes to them, about.
@@ -152,17 +179,16 @@ struct DataParallel::State final : GradientHook, NotCopied {
     if (passes() == 1) return;
     check_parameters();
     // Another forward pass for the same backward pass.
-    if (expected && !reached && !anew && context.gradients == this && stream() == own_stream())
+    if (expected && !reached && !anew && context.gradients == hook && stream() == own_stream())
       return;
     anew = false;
     cleared.assign(cleared.size(), false);
-    if (!begun.empty()) buckets.clear();  // Of a pass that has thrown.
-    begun.clear();
+    begun.clear();  // Of a pass that has thrown.
     there.assign(there.size(), 0);
     complete.reset();
     came.assign(came.size(), false);
     reached = false;
-    BRRR_CHECK(!context.gradients || context.gradients == this || !context.gradients->awaited(),
+    BRRR_CHECK(!context.gradients || context.gradients == hook || !context.gradients->awaited(),
                "DataParallel: another model's backward pass has not come yet; a thread trains one "
                "at a time");
     if (pass() == 0) {
@@ -170,11 +196,9 @@ struct DataParallel::State final : GradientHook, NotCopied {
       earlier.clear();
     }
     to_stream(own_stream());
-    context.gradients = this;
+    context.gradients = hook;
     expected = true;
   }
-
-  bool awaited() const override { return expected; }
 
   // Once those of all parameters that have one are dropped, by one call or several, what follows is
   // a step anew, also after a pass that has thrown. Of a forward pass before that, whose backward
@@ -214,7 +238,7 @@ struct DataParallel::State final : GradientHook, NotCopied {
     }
   }
 
-  void ready(TensorImpl& leaf) override {
+  void ready(TensorImpl& leaf) {
     const auto at = index.find(&leaf);
     if (at == index.end()) return;
     BRRR_CHECK(expected,
@@ -286,7 +310,7 @@ struct DataParallel::State final : GradientHook, NotCopied {
     return g;
   }
 
-  void finished() override {
+  void finished() {
     if (!std::exchange(reached, false)) return;  // Another model's pass.
     expected = false;
     if (!last_pass()) {
@@ -340,18 +364,20 @@ DataParallel::DataParallel(models::Module& module, DataParallelOptions options) 
   if (size() > 1) {
     check_alike("DataParallel: the ranks' models", features(module, options));
     const NoGradGuard guard;
+    BRRR_CHECK(!options.in_order || options.accumulate <= Inputs::kMost,
+               "DataParallel: in_order keeps the gradients of {} passes apart, {} at most; "
+               "accumulate fewer, or set in_order to false",
+               options.accumulate, Inputs::kMost);
     for (const auto& [name, t] : module.state_dict()) t.copy_(broadcast(t));
   }
   state_ = std::make_unique<State>(module, options);
   if (state_->passes() == 1) return;
   State::to_stream(state_->after_group(state_->next_group()));
   // A backward pass without a forward pass through it is refused from the beginning.
-  if (!context.gradients || !context.gradients->awaited()) context.gradients = state_.get();
+  if (!context.gradients || !context.gradients->awaited()) context.gradients = state_->hook;
 }
 
-DataParallel::~DataParallel() {
-  if (context.gradients == state_.get()) context.gradients = nullptr;
-}
+DataParallel::~DataParallel() = default;
 
 void DataParallel::begin_pass() {
   if (context.grad_enabled) state_->begin_pass();

@@ -50,8 +50,8 @@ Tensor draw(const Tensor& logits, const SampleOptions& o) {
   const int64_t vocab = logits.size(1), k = std::min(o.top_k ? o.top_k : vocab, vocab);
   const Tensor wide = itemsize(logits.dtype()) < 4 ? logits.to(kFloat32) : logits;
   // With the largest logit at 0 a small temperature overflows to -inf only; one that float32 does
-  // not hold would make it 0 / 0.
-  const Tensor scaled = (wide - wide.max({1}, true)) / std::max(o.temperature, 1e-30);
+  // not hold would make it 0 / 0, or -inf / inf.
+  const Tensor scaled = (wide - wide.max({1}, true)) / std::clamp(o.temperature, 1e-30, 1e30);
   if (k == vocab && o.top_p == 1) return multinomial(softmax(scaled, 1), 1).squeeze(1);
   auto [values, ids] = topk(scaled, k, 1);
   Tensor p = softmax(values, 1);

@@ -119,13 +119,13 @@ static std::string find_file(const std::string& directory, const std::string& st
                              const std::string& end) {
   namespace fs = std::filesystem;
   std::error_code none;
+  std::string packed;
   for (const char* joint : {"-", "."}) {
     const fs::path path = fs::path(directory) / (stem + joint + end);
-    if (fs::exists(path, none)) return path.string();
-    const std::string packed = path.string() + ".gz";
-    BRRR_CHECK(!fs::exists(packed, none), "read_idx_dataset: {} is compressed; run: gunzip {}",
-               packed, packed);
+    if (fs::is_regular_file(path, none)) return path.string();
+    if (fs::exists(path.string() + ".gz", none)) packed = path.string() + ".gz";
   }
+  BRRR_CHECK(packed.empty(), "read_idx_dataset: {} is compressed; run: gunzip {}", packed, packed);
   fail("read_idx_dataset: {} has no file {}-{}; it should hold MNIST's four files, unpacked",
        directory, stem, end);
 }

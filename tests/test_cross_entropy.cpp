@@ -31,6 +31,14 @@ TEST_CASE("cross_entropy: kernels equal the decompositions") {
   }
 }
 
+TEST_CASE("cross_entropy: without classes both derivatives are empty") {
+  const Tensor x = zeros({3, 0}).set_requires_grad(), ids = full({3}, -100, kInt64);
+  const Tensor g = grad({cross_entropy(x, ids)}, {x}, {.create_graph = true})[0];
+  CHECK(g.sizes() == IntList{3, 0});
+  const Tensor second = grad({g.sum()}, {x}, {.allow_unused = true})[0];
+  CHECK((!second.defined() || second.sizes() == IntList{3, 0}));
+}
+
 TEST_CASE("cross_entropy: options that change nothing leave every bit") {
   manual_seed(14);
   for (int64_t classes : {3, 65}) {

@@ -1,17 +1,23 @@
 // Copies to and from the device, the launch of kernels, and how a module is found and refused.
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 
 #include "brrr.h"
 #include "backends/cpu/host_compiler.h"
 #include "backends/cuda/device.h"
+#include "backends/cuda/kernels.h"
 #include "backends/cuda/staging.h"
 #include "backends/cuda/support.h"
 #include "ops/program/cuda.h"
 #include "ops/reduction_ops.h"
 #include "tests/cuda_cases.h"
 #include "tests/emulator_calls.h"
+#include "tests/temp_cache.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -99,6 +105,45 @@ TEST_CASE("cuda: what kernels noted is told once, by the read that waits for it"
   CHECK_MESSAGE(said.find(std::string(registry()[3]->name) + ": index 12 is out of range") == 0,
                 said);
   CHECK(error_of([&] { staging.to_host(&byte, memory.p, 1); }).empty());
+}
+
+TEST_CASE("cuda: without pinned memory a result is not copied early") {
+  if (!have_device()) return;
+  static Driver poor;
+  poor = *device().driver;
+  const Held replaced(device().driver, static_cast<const Driver*>(&poor));
+  const Memory memory(64);
+  Staging staging(device());
+  HostCopy* const first = staging.copy_out(memory.p, 64);  // There is some, for a few.
+  CHECK(first);
+  poor.allocate_pinned = [](void**, size_t) -> Failure { return "out of memory"; };
+  bool some = true;
+  for (int i = 0; i < 5000 && some; ++i) some = staging.copy_out(memory.p, 64);
+  CHECK(!some);
+  cuda::synchronize();
+}
+
+TEST_CASE("cuda: code that a full disk does not take runs all the same") {
+  const TempCache cache;
+  Tools tools{};
+  tools.compile = [](const char*, const char*, int, int, void** image, size_t* bytes) -> Failure {
+    *image = std::calloc(*bytes = 100000, 1);
+    return nullptr;
+  };
+  tools.release_image = std::free;
+  tools.compiler_version = [] { return 1; };
+  rlimit old;
+  getrlimit(RLIMIT_FSIZE, &old);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{8192, old.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  size_t bytes = 0;
+  const std::string why =
+      error_of([&] { bytes = machine_code(tools, "a text", "k", 8, 0).size(); });
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  CHECK(why == "");
+  CHECK(bytes == 100000);
 }
 
 TEST_CASE("cuda: only reading waits") {

@@ -76,6 +76,17 @@ TEST_CASE("IDX: a directory with MNIST's files") {
   CHECK(set.labels.to_vector<int64_t>() == std::vector<int64_t>{3, 1, 4, 1, 5});
   CHECK(set.classes == 10);
   CHECK_THROWS_AS(data::read_idx_dataset(dir.path.string(), false), Error);
+  // The other spelling counts, too, beside a folder or a packed file of the first.
+  for (const std::string file : {"images-idx3", "labels-idx1"}) {
+    std::string dotted = "train-" + file + "-ubyte";
+    const std::string path = dir.file(dotted);
+    dotted[file.find('-') + 6] = '.';
+    std::filesystem::rename(path, dir.file(dotted));
+  }
+  std::filesystem::create_directory(dir.file("train-images-idx3-ubyte"));
+  write(dir.file("train-labels-idx1-ubyte.gz"), "x");
+  CHECK(data::read_idx_dataset(dir.path.string(), true).images.sizes() == IntList{5, 6});
+  std::filesystem::remove(dir.file("train-labels.idx1-ubyte"));
   data::write_idx(dir.file("train-labels-idx1-ubyte"), labels.slice(0, 0, 4));
   CHECK_THROWS_AS(data::read_idx_dataset(dir.path.string(), true), Error);
 }

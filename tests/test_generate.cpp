@@ -261,6 +261,9 @@ TEST_CASE("sample: draws by the weights that are left") {
   near(frequencies({.temperature = 0.5}), {0.25 / z, 0.04 / z, 0.0225 / z, 0.01 / z, 0.0025 / z});
   near(frequencies({.temperature = 1e-300}), {1, 0, 0, 0, 0});
   near(frequencies({.temperature = 0}), {1, 0, 0, 0, 0});
+  for (const double t : {1e39, 1e300}) near(frequencies({.temperature = t}), {.2, .2, .2, .2, .2});
+  const Tensor barred = tensor({1.0f, -INFINITY});  // Never drawn.
+  CHECK(sample(barred.expand({20, 2}), {.temperature = 1e39}).max().item<int64_t>() == 0);
   // Each row by its own logits.
   CHECK(sample(eye(4) * 100.0, {.top_k = 3}).to_vector<int64_t>() == Ids{0, 1, 2, 3});
 }

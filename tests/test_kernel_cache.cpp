@@ -92,7 +92,7 @@ TEST_CASE("kernel cache: who is killed while it builds leaves no lock, other key
 TEST_CASE("kernel cache: figures are kept for later processes, measured anew on request") {
   const TempCache cache;
   int measured = 0;
-  const auto measure = [&](bool&) { return std::vector<double>{0.0, 1e-300, 1.0 / ++measured}; };
+  const auto measure = [&](Keep&) { return std::vector<double>{0.0, 1e-300, 1.0 / ++measured}; };
   const auto found = [&](bool anew = false) { return kept_figures({"test"}, anew, measure)[2]; };
   CHECK(found() == 1);
   CHECK(found() == 1);
@@ -117,12 +117,24 @@ TEST_CASE("kernel cache: figures are kept for later processes, measured anew on 
     const Env damaged("BRRR_CACHE_DIR", dir.c_str());
     CHECK(found() == 1.0 / 3);
   }
-  const auto unsure = [](bool& keep) {
-    keep = false;
+  Keep how = Keep::Not;
+  const auto unsure = [&](Keep& keep) {
+    keep = how;
     return std::vector<double>{2};
   };
   CHECK(kept_figures({"other"}, false, unsure)[0] == 2);
   CHECK(kept_figures({"other"}, false, measure)[2] == 0.25);
+  how = Keep::InProcess;
+  const auto files = cache.files().size();
+  CHECK(kept_figures({"third"}, false, unsure)[0] == 2);
+  CHECK(kept_figures({"third"}, false, measure)[0] == 2);
+  CHECK(cache.files().size() == files);
+}
+
+TEST_CASE("kernel cache: figures measured without a core are none of the machine") {
+  const CoreWatch watch;
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(!watch.had_core());
 }
 
 TEST_CASE("kernel cache: the cache is bounded") {

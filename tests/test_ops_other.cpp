@@ -100,6 +100,19 @@ TEST_CASE("elu: the second derivative is 0 where exp(x) is infinite") {
   }
 }
 
+TEST_CASE("cat: a list of any length is of one dtype, and its errors name its tensors") {
+  std::vector<Tensor> all(128, full({1}, 257, kInt64));
+  all[0] = zeros({1}, kBFloat16);
+  all.push_back(zeros({1}));
+  CHECK(cat(all).dtype() == kFloat32);
+  CHECK(cat(all).to_vector<float>()[1] == 257);
+  std::vector<Tensor> parts(200, zeros({2, 3}));
+  for (size_t i = 150; i < 200; ++i) parts[i] = zeros({2, 4});
+  CHECK(error_of([&] { cat(parts, 0); }).find("[2, 3] and [2, 4] (tensor 150)") !=
+        std::string::npos);
+  CHECK(cat(parts, 1).sizes() == IntList{2, 650});
+}
+
 TEST_CASE("minimum, maximum: no infinite gradient reaches the operand that is not chosen") {
   const auto first = [](auto f) {
     Tensor x = tensor({-1.0f, 4.0f}).set_requires_grad(true);
@@ -111,6 +124,12 @@ TEST_CASE("minimum, maximum: no infinite gradient reaches the operand that is no
   CHECK(same_bits(abs(first([](const Tensor& x) { return sqrt(maximum(x, zeros({2}))); })), half));
   CHECK(
       same_bits(abs(first([](const Tensor& x) { return sqrt(-minimum(-x, zeros({2}))); })), half));
+  const Tensor x =
+      tensor({-1.0f, 4.0f}).set_requires_grad();  // Nor of the first gradient, 0 and 1.
+  for (const Tensor& y : {maximum(x, 0.0), maximum(zeros({2}), x), -minimum(-x, zeros({2}))}) {
+    const Tensor g = grad({y.sum()}, {x}, {.create_graph = true})[0];
+    CHECK(abs(grad({sqrt(g).sum()}, {x})[0]).sum().item<float>() == 0);
+  }
 }
 
 TEST_CASE("logsumexp: both derivatives of a row without a finite number are 0, whatever the dim") {

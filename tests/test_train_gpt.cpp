@@ -93,11 +93,14 @@ TEST_CASE("train_gpt: a checkpoint samples without training") {
   const Place p;
   const std::string ck = p.file("ck");
   const std::string first =
-      run(p.tiny() + "--steps 20 --mode eager --sample 30 --checkpoint " + ck).text;
+      run(p.tiny() + "--steps 20 --seed 5 --mode eager --sample 30 --checkpoint " + ck).text;
   fs::remove(p.file("story.txt"));
   const Result r = run("train_gpt --resume " + ck + " --steps 0 --sample 30");
   CHECK(r.status == 0);
   CHECK(r.text.substr(r.text.find("sample of")) == first.substr(first.find("sample of")));
+  const Result other = run("train_gpt --resume " + ck + " --steps 0 --sample 30 --seed 7");
+  CHECK(other.status == 0);
+  CHECK(other.text.substr(other.text.find("sample of")) != first.substr(first.find("sample of")));
   const std::string wrong =
       run("train_gpt --resume " + ck + " --steps 0 --sample 9 --prompt Z").text;
   CHECK(contains(wrong, "--prompt:"));

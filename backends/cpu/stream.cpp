@@ -179,7 +179,8 @@ double round_trip_ns() {
   return best / per_round * 1e9;
 }
 
-static DeviceLimits measure(bool& whole) {
+static DeviceLimits measure(Keep& keep) {
+  const CoreWatch watch;
   DeviceLimits l;
   l.threads = num_threads();
   const int cores = std::min(l.threads, num_cpus());
@@ -189,7 +190,8 @@ static DeviceLimits measure(bool& whole) {
   }
   l.round_trip_ns = round_trip_ns();
   const bool gang = l.threads > 1;
-  whole = !gang || l.round_trip_ns > 0;  // Else somebody has the gang: this is one thread's.
+  // Without a round trip somebody has the gang: this is one thread's.
+  const bool whole = !gang || l.round_trip_ns > 0;
   for (size_t array = size_t{8} << 10; array <= size_t{256} << 20; array *= 4) {
     double best = stream_like(1, array, gang).gb_per_second;
     // A small one is over before a second thread has come, and long before one that has to wait for
@@ -197,6 +199,8 @@ static DeviceLimits measure(bool& whole) {
     if (gang && array < kNearBytes) best = std::max(best, stream_like(1, array).gb_per_second);
     l.copies.push_back({2.0 * static_cast<double>(array), best});
   }
+  const bool sleeps = l.threads > cores;  // While it waits for threads of its own.
+  keep = !whole ? Keep::Not : sleeps || watch.had_core() ? Keep::OnDisk : Keep::InProcess;
   return l;
 }
 

@@ -117,7 +117,7 @@ void drop_mark(DeviceMark* m) noexcept {
 
 // --- what a GPU can do, measured where it is asked for -------------------------------------------
 
-DeviceLimits measure(bool&) {
+DeviceLimits measure(Keep&) {
   DeviceLimits l;
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
     const Held products(context.tf32, 0);  // Whatever they may round to otherwise.

@@ -106,24 +106,28 @@ bool Staging::more_copies() {
   if (copies_.size() >= kMost) return false;
   char* at = pinned(kMany * kCopyBytes);
   for (size_t k = 0; k < kMany; ++k) {
-    auto& c = copies_.emplace_back(std::make_unique<HostCopy>(HostCopy{at, 0, nullptr}));
+    auto c = std::make_unique<HostCopy>(HostCopy{at, 0, nullptr});
     at += kCopyBytes;
     check(device_.driver->make_event(&c->done), "event");
-    idle_.push_back(c.get());
+    idle_.push_back(copies_.emplace_back(std::move(c)).get());
   }
   return true;
 }
 
 HostCopy* Staging::copy_out(const void* from, size_t bytes) {
   const std::lock_guard lock(mutex_);
-  const Driver& driver = *device_.driver;
-  if (idle_.empty() && !more_copies()) return nullptr;
-  HostCopy* c = idle_.back();
-  c->bytes = bytes;
-  fetch(c->pinned, from, bytes);
-  check(driver.record(c->done, device_.compute), "event");
-  idle_.pop_back();
-  return c;
+  // What is to be copied has been made: an error here would say that it has not.
+  try {
+    if (idle_.empty() && !more_copies()) return nullptr;
+    HostCopy* c = idle_.back();
+    c->bytes = bytes;
+    fetch(c->pinned, from, bytes);
+    check(device_.driver->record(c->done, device_.compute), "event");
+    idle_.pop_back();
+    return c;
+  } catch (const Error&) {
+    return nullptr;  // Whoever reads it asks again, and is told.
+  }
 }
 
 void Staging::read(HostCopy& c, void* to, size_t offset, size_t bytes) {

@@ -95,10 +95,12 @@ void GptOptions::check() {
              "--kernels: --check-numerics runs every step eagerly, and builds none; leave one out");
   if (warmup < 0) warmup = steps / 20;
   // An own text is found again unless another is named; whether it is the same is checked later.
-  if (steps > 0)
+  if (steps > 0) {
     hints_.emplace_back("data");
-  else
-    std::erase(kept_, "steps");
+  } else {
+    for (const char* word : {"steps", "seed"}) std::erase(kept_, word);
+    hints_.emplace_back("seed");  // A sample may have another.
+  }
 }
 
 bool GptOptions::reads(const fs::path& folder, const fs::path& file) const {

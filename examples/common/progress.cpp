@@ -37,7 +37,7 @@ static std::string lines_until(const std::string& path, int64_t step, const F& s
 std::ofstream open_log(const TrainingOptions& o, int64_t step) {
   if (!o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
     write_file(o.log, lines_until(o.log, step, [](const std::string& line) {
-                 const auto j = brrr::bench::Json::parse(line, nullptr, false);
+                 const auto j = brrr::bench::parse_json(line);
                  const bool says = j.is_object() && j.contains("step") && j["step"].is_number();
                  return says ? j["step"].get<int64_t>() : 0;
                }));
@@ -81,9 +81,9 @@ double LossLog::read() {
   for (const brrr::Tensor& t : pending_) {
     const std::vector<float> all = t.to_vector<float>();
     last_ = plain(static_cast<double>(all[0]));
-    std::vector<size_t> bad;
+    std::vector<std::string> bad;
     for (size_t k = 1; k < all.size(); ++k) {
-      if (!std::isfinite(all[k])) bad.push_back(k - 1);
+      if (!std::isfinite(all[k])) bad.push_back(std::to_string(k - 1));
     }
     if (where_.empty() && !bad.empty()) where_ = fmt::format(", on rank {}", fmt::join(bad, ", "));
     if (!path_.empty()) file_ << fmt::format("{},{:.9g}\n", next_, last_);

@@ -117,7 +117,7 @@ constexpr int kLooks = 5;                // Steps of a profile.
 
 // Of tensors.
 static double peak_megabytes(brrr::Device device) {
-  return static_cast<double>(brrr::memory_stats(device).peak) / (1 << 20);
+  return static_cast<double>(brrr::memory_stats(device).peak) * 1e-6;
 }
 
 std::string Training::text_of(const Progress& now) const {
@@ -382,7 +382,7 @@ int Training::run() {
     fmt::print("stopped by a signal after step {}\n", step);
     std::fflush(stdout);  // Here it ends if that was for want of a reader.
   }
-  fmt::print("{}\n{:.0f} steps/s", result(), pace_.rate());
+  fmt::print("{}\n{} steps/s", result(), brrr::bench::three_figures(pace_.rate()));
   if (o.mode != "eager") {
     const brrr::StepStats s = stats();
     fmt::print("  ({} replays, {} recordings, {} fallbacks, {:.1f} ms once to record and build)",

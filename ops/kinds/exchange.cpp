@@ -28,7 +28,7 @@ static void name_rank_at_terminate() {
     } catch (...) {
       why = "an exception that is no std::exception";
     }
-    if (!own) Exchange::get().abort(why);
+    if (!own && !Exchange::get().in_child()) Exchange::get().abort(why);
     std::fprintf(stderr, "brrr: rank %d: %s\n", Exchange::get().rank(), why.c_str());
     before();
   });
@@ -59,8 +59,10 @@ void Exchange::begin() {
   }
   if (const std::string why = failure.get(); !why.empty()) throw Error(why);
   name_rank_at_terminate();
+  process_ = getpid();
   std::atexit([] {
     Exchange& e = get();
+    if (e.in_child()) return;
     std::unique_lock end(e.mutex_);
     e.finish_ = true;
     e.work_.notify_all();
@@ -82,6 +84,9 @@ void Exchange::start(std::shared_ptr<Job> job) {
     job->done_ = true;
     return;
   }
+  if (in_child()) {
+    brrr::fail("{}: a process that was forked after dist::init() is no rank", job->what);
+  }
   const std::lock_guard lock(mutex_);
   if (!broken_.empty()) brrr::fail("{}: an earlier collective failed: {}", job->what, broken_);
   job->began_ = now_s();
@@ -98,7 +103,7 @@ void Exchange::wait(Job& job) {
 }
 
 void Exchange::let_go(Job& job) noexcept {
-  if (!transport_ || job.done_) return;
+  if (!transport_ || job.done_ || in_child()) return;
   const double begin = now_s();
   std::unique_lock lock(mutex_);
   ++waiting_;
@@ -110,7 +115,7 @@ void Exchange::let_go(Job& job) noexcept {
 }
 
 void Exchange::retire(std::shared_ptr<Job> job) {
-  if (!transport_) return;
+  if (!transport_ || in_child()) return;
   const std::lock_guard lock(mutex_);
   retired_.push_back(std::move(job));
   work_.notify_all();

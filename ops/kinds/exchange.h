@@ -2,6 +2,8 @@
 // Collectives between the processes of a run: a thread of their own sends and receives while the
 // others compute. Sums are taken in rank order, so that every transport gives the same bits.
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -131,6 +133,8 @@ class Exchange {
   /// Of this process: begun by dist::init() or the first collective.
   static Exchange& get();
   int rank() const { return transport_ ? transport_->rank : 0; }
+  /// Whether this process was forked from one that has a rank: nobody exchanges for it.
+  bool in_child() const { return process_ && getpid() != process_; }
   int size() const { return transport_ ? transport_->size : 1; }
   const Transport* transport() const { return transport_; }
 
@@ -174,6 +178,7 @@ class Exchange {
   std::vector<std::shared_ptr<Job>> queue_, retired_;
   std::vector<bool> reserved_;  // Tags, from the first.
   int waiting_ = 0;
+  pid_t process_ = 0;  // Whose thread exchanges.
   bool finish_ = false, finished_ = false, aborts_ = false;
   std::string broken_;                // Why no collective can be had any more.
   std::promise<std::string> joined_;  // What failed; "": nothing did.

@@ -1,7 +1,6 @@
 #pragma once
 // The text of a program's kernel, printed line by line: what all targets name alike.
 
-#include <iterator>
 #include <utility>
 
 #include "ops/program/program.h"
@@ -56,7 +55,8 @@ class Printer {
   }
 
   template <class... A> void print(fmt::format_string<A...> text, A&&... args) {
-    fmt::format_to(std::back_inserter(text_), text, std::forward<A>(args)...);
+    // Not format_to(): g++ would compile what {fmt} has compiled in every file that prints.
+    text_ += fmt::format(text, std::forward<A>(args)...);
   }
   /// What has been printed since the last time.
   std::string printed() { return indented(std::exchange(text_, {})); }

@@ -50,9 +50,9 @@ constexpr PointwiseTraits kBound{.beyond = Beyond::Saturate};
 
 // What reaches the first of two operands where it is the chosen one; a tie shares the gradient
 // evenly, as PyTorch's. Of a NaN the gradient is one, of an infinity not, nor of an infinite
-// gradient where the operand is not chosen.
+// gradient where the operand is not chosen; and so of the gradient's gradient.
 constexpr auto kShare = [](auto chosen, auto tie, auto a, auto g) {
-  return m::where(chosen, g, m::where(tie, g * 0.5, m::min(m::max(a, -1.0), 1.0) * 0.0));
+  return m::where(chosen, g, m::where(tie, g * 0.5, m::where(m::isnan(a), a, 0.0)));
 };
 
 const NumberOp minimum_row{

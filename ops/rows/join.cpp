@@ -12,6 +12,13 @@ namespace {
 
 constexpr int64_t kGrainBytes = 1 << 17;
 
+void check_fits(const TensorImpl& first, const TensorImpl& t, int dim, size_t number) {
+  bool fits = t.ndim == first.ndim;
+  for (int d = 0; d < first.ndim && fits; ++d) fits = d == dim || t.sizes[d] == first.sizes[d];
+  BRRR_CHECK(fits, "cat: sizes must agree in all dims but {}: {} and {} (tensor {})", dim,
+             to_string(first.size_list()), to_string(t.size_list()), number);
+}
+
 void cat_infer(OpCall& c) {
   const TensorImpl& first = *c.in[0];
   BRRR_CHECK(first.ndim > 0, "cat: 0-d tensors have no dim to join; use stack");
@@ -21,10 +28,7 @@ void cat_infer(OpCall& c) {
   OutMeta& m = c.meta[0];
   for (int i = 1; i < c.n_in; ++i) {
     const TensorImpl& t = *c.in[i];
-    bool fits = t.ndim == first.ndim;
-    for (int d = 0; d < first.ndim && fits; ++d) fits = d == dim || t.sizes[d] == first.sizes[d];
-    BRRR_CHECK(fits, "cat: sizes must agree in all dims but {}: {} and {} (tensor {})", dim,
-               to_string(first.size_list()), to_string(t.size_list()), i);
+    check_fits(first, t, dim, static_cast<size_t>(i));
     m.dtype = promote(m.dtype, t.dtype);
     m.sizes[dim] += t.sizes[dim];
     numel_of(m.sizes, c.op->name);  // Before the next: their sum could wrap around.
@@ -147,9 +151,17 @@ Tensor cat(const std::vector<Tensor>& tensors, int64_t dim) {
   const int d = wrap_dim("cat", dim, static_cast<int>(tensors[0].dim()));
   const int n = static_cast<int>(tensors.size()), most = Inputs::kMost;
   if (n <= most) return call(cat_row, {tensors.data(), n}, DimAttrs{d});
-  std::vector<Tensor> groups;  // Longer lists are joined in groups.
+  // Longer lists are joined in groups, of what the whole list asks for.
+  DType dtype = tensors[0].dtype();
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    check_fits(*tensors[0].impl(), *tensors[i].impl(), d, i);
+    dtype = promote(dtype, tensors[i].dtype());
+  }
+  std::vector<Tensor> groups;
   for (int i = 0; i < n; i += most) {
-    groups.push_back(call(cat_row, {tensors.data() + i, std::min(most, n - i)}, DimAttrs{d}));
+    std::vector<Tensor> group(tensors.begin() + i, tensors.begin() + std::min(n, i + most));
+    for (Tensor& t : group) t = t.to(dtype);
+    groups.push_back(call(cat_row, {group.data(), static_cast<int>(group.size())}, DimAttrs{d}));
   }
   return cat(groups, d);
 }

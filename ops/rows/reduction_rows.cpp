@@ -232,6 +232,9 @@ Tensor Tensor::logsumexp(const IntList& d, bool keep) const {
   return brrr::logsumexp(*this, d, keep);
 }
 Tensor Tensor::argmax(int64_t d, bool keep) const { return brrr::argmax(*this, d, keep); }
+std::pair<Tensor, Tensor> Tensor::max_with_indices(int64_t d, bool keep) const {
+  return brrr::max_with_indices(*this, d, keep);
+}
 Tensor Tensor::argmin(int64_t d, bool keep) const { return brrr::argmin(*this, d, keep); }
 
 }  // namespace brrr

@@ -1,8 +1,11 @@
 // What goes wrong on one rank, or takes long there, is known to all.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
@@ -12,6 +15,7 @@
 #include "core/check.h"
 #include "models/data_parallel.h"
 #include "ops/kinds/exchange.h"
+#include "tests/sanitizer.h"
 #include "tests/temp_dir.h"
 
 using namespace brrr;
@@ -88,6 +92,27 @@ TEST_CASE("load_checkpoint: ranks that have different files are named, and nothi
   if (odd) std::filesystem::remove(own);
   refused(odd ? "No such file" : "rank 1 cannot load it");
 }
+
+#if !BRRR_ASAN && !BRRR_TSAN
+TEST_CASE("a process that a rank forks ends as any other does, and exchanges nothing") {
+  if (default_device() != kCPU) return;
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool refused = message([] { dist::barrier(); }).find("forked") != std::string::npos;
+    std::exit(refused || dist::size() == 1 ? 0 : 1);
+  }
+  int status = -1;
+  pid_t ended = 0;
+  for (int i = 0; i < 1000 && ended == 0; ++i) {
+    sleep_s(0.01);
+    ended = waitpid(child, &status, WNOHANG);
+  }
+  CHECK(ended == child);
+  CHECK(status == 0);
+  if (ended != child) kill(child, SIGKILL);
+}
+#endif
 
 // The last ones, each in a run of its own (messages.sh): they end it.
 TEST_CASE("zz fault: an exception that nobody catches") {

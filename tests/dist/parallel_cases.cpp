@@ -2,7 +2,13 @@
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "core/call.h"
 #include "models/sharding.h"
+#include "ops/kinds/composite.h"
 #include "tests/dist/dist_cases.h"
 
 using namespace brrr;
@@ -31,7 +37,77 @@ struct One : models::Module {
   Tensor forward(const Tensor& x) override { return (p * x).sum(); }
 };
 
+// x, whose gradient is another row's result: that of a kernel which throws when it is told to.
+bool trips = false;
+void same_sizes(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); }
+void copy_or_trip(OpCall& c) {
+  if (trips && std::string(c.op->name) == "trip") throw Error("tripped");
+  std::memcpy(c.out[0].data_ptr(), c.in[0]->data(), static_cast<size_t>(c.in[0]->numel) * 4);
+}
+const OpDef trip_row{"trip", "x, or an error", {.infer = same_sizes, .kernel = {{copy_or_trip}}}};
+const OpDef snare_row{"snare",
+                      "x, whose gradient may be an error",
+                      {.infer = same_sizes, .kernel = {{copy_or_trip}}, .vjp = [](VjpCall& v) {
+                         v.gin[0] = call(trip_row, {v.gout[0].contiguous()});
+                       }}};
+
+struct Snared : models::Module {
+  models::Linear a{12, 12}, b{12, 12};
+  Snared() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  Tensor forward(const Tensor& x) override { return b(call(snare_row, {a(x)})); }
+};
+
 }  // namespace
+
+TEST_CASE(
+    "DataParallel: a replay that fails in its backward pass leaves nothing to the next step") {
+  if (default_device() != kCPU) return;
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    manual_seed(5);
+    Snared net;
+    dist::DataParallel ddp(net, {.bucket_bytes = 16});  // b's sums begin before a's are there.
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          opt.zero_grad();
+          ddp(x).square().mean().backward();
+          opt.step();
+        },
+        mode);
+    for (int i = 0; i < 8; ++i) {
+      trips = i % 4 == 3;
+      const std::string said = error_of([&] { step(batch(dist::rank(), i)); });
+      CHECK((said.find("tripped") != std::string::npos) == trips);
+      CHECK((said.empty() || trips));
+    }
+    trips = false;
+    CHECK(on_all_ranks(bytes_of(net)));
+  }
+}
+
+TEST_CASE("DataParallel: destroyed by another thread, it is gone from the one that trained, too") {
+  Two net, other;
+  auto ddp = std::make_unique<dist::DataParallel>(
+      net, dist::DataParallelOptions{.accumulate = 2, .in_order = false});
+  const Tensor x = batch(dist::rank(), 0).narrow(1, 0, 2).contiguous();
+  (*ddp)(x).sum().backward();
+  std::thread([&] { ddp.reset(); }).join();
+  other(x).sum().backward();
+  CHECK(other.parameters()[0].grad().defined());
+  manual_seed(5);  // The pass that did not come has left each rank a random stream of its own.
+}
+
+TEST_CASE("DataParallel: more passes than can be kept apart are refused") {
+  Two net;
+  const auto make = [&](bool in_order) {
+    return error_of([&] { dist::DataParallel(net, {.accumulate = 129, .in_order = in_order}); });
+  };
+  CHECK(make(false).empty());
+  CHECK((make(true).find("129 passes apart, 128 at most") != std::string::npos) == (ranks() > 1));
+}
 
 TEST_CASE("DataParallel: clipping is the same however gradients are kept, in one process too") {
   check_shards([](Run& run) {

@@ -40,7 +40,7 @@ thread_local struct {
 Failure make_id(char id[kIdBytes]) {
   static std::atomic<int> number{0};
   std::memset(id, 0, kIdBytes);
-  fmt::format_to_n(id, kIdBytes - 1, "{}.{}", getpid(), number++);
+  fmt::format("{}.{}", getpid(), number++).copy(id, kIdBytes - 1);
   return nullptr;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "backends/cuda/module/module.h"
@@ -79,7 +80,7 @@ Properties properties_of(int device) {
     return value;
   };
   Properties p{};
-  fmt::format_to_n(p.name, sizeof p.name - 1, "{}", found.name);
+  std::string_view(found.name).copy(p.name, sizeof p.name - 1);
   p.major = found.major;
   p.minor = found.minor;
   p.multiprocessors = found.multiProcessorCount;

@@ -11,6 +11,8 @@ std::string three_figures(double v) {
   return fmt::format("{:.{}f}", v, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
 }
 
+Json parse_json(const std::string& text) { return Json::parse(text, nullptr, false); }
+
 // --- traces --------------------------------------------------------------------------------------
 
 void Trace::label(const char* what, int process, int row, const std::string& name) {

@@ -41,16 +41,18 @@ class Leftovers {
  private:
   static void end(int signal) {
     for (char* path : paths_) {
-      if (!*path || getpid() != owner_) continue;
-      const pid_t child = vfork();
-      if (child == 0) {
-        execl("/bin/rm", "rm", "-rf", path, nullptr);
-        _exit(1);
-      }
-      if (child > 0) waitpid(child, nullptr, 0);
+      if (*path && getpid() == owner_) remove(path);
     }
     std::signal(signal, SIG_DFL);
     raise(signal);
+  }
+  static void remove(const char* path) {
+    const pid_t child = vfork();
+    if (child == 0) {
+      execl("/bin/rm", "rm", "-rf", path, nullptr);
+      _exit(1);
+    }
+    if (child > 0) waitpid(child, nullptr, 0);
   }
   static constexpr size_t kLongest = 256;
   inline static char paths_[8][kLongest] = {};

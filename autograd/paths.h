@@ -1,0 +1,85 @@
+#pragma once
+// What of the tape leads to the inputs of grad(): the rest is neither differentiated nor released.
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/context.h"
+
+namespace brrr {
+
+/// Whether a node is older than the step that is recorded, which is then none to be frozen: how the
+/// node is found may differ by the next call.
+inline bool note_age(const Node& n) {
+  Recorder* const r = context.recorder;
+  const bool older = r && n.made_in != r->number;
+  if (older) r->goes_back = true;
+  return older;
+}
+
+class Paths {
+ public:
+  explicit Paths(const std::vector<Tensor>& inputs) {
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const TensorImpl& t = *inputs[k].impl();
+      // What leads to an input is newer, by more than what made it.
+      oldest_ = std::min(oldest_, t.grad_fn ? t.grad_fn->sequence + 1 : 0);
+      ends_.push_back({&t, k, 0});
+      if (t.grad_fn) ends_.push_back({t.grad_fn, k, t.output});
+    }
+    std::ranges::sort(ends_);
+  }
+
+  /// To be called before the pass.
+  void find(const Tensor* outputs, size_t n) {
+    std::vector<const Node*> all;
+    std::unordered_set<const Node*> seen;
+    const auto meet = [&](const Node* node) {
+      if (node && node->sequence >= oldest_ && seen.insert(node).second) all.push_back(node);
+    };
+    for (size_t i = 0; i < n; ++i) {
+      if (outputs[i].defined()) meet(outputs[i].impl()->grad_fn);
+    }
+    for (size_t k = 0; k < all.size(); ++k) {
+      const Node& node = *all[k];
+      note_age(node);
+      for (int i = 0; !node.released && i < node.n_in; ++i) meet(node.in[i].edge.node);
+    }
+    std::ranges::sort(all, {}, &Node::sequence);  // What a node leads to is older.
+    for (const Node* node : all) {
+      bool leads = node->released;  // Where to, nobody knows any more: an error once it is reached.
+      for (int i = 0; !leads && i < node->n_in; ++i) leads = contains(node->in[i].edge);
+      if (leads) on_way_.insert(node);
+    }
+  }
+
+  bool contains(const Node* n) const { return on_way_.contains(n); }
+  bool contains(const Edge& e) const {
+    bool ends = false;
+    each_input(e, [&](size_t) { ends = true; });
+    return ends || contains(e.node);
+  }
+  /// f(k) for each input that the edge ends in.
+  template <class F> void each_input(const Edge& e, const F& f) const {
+    const void* const place = e.leaf ? static_cast<const void*>(e.leaf) : e.node;
+    for (const End& end : std::ranges::equal_range(ends_, place, {}, &End::place)) {
+      if (e.leaf || end.output == e.output) f(end.input);
+    }
+  }
+
+ private:
+  /// A leaf, or a node and which of its results, that is an input, and its number.
+  struct End {
+    const void* place;
+    size_t input;
+    decltype(TensorImpl::output) output;
+    auto operator<=>(const End&) const = default;
+  };
+  std::vector<End> ends_;  // Sorted.
+  uint64_t oldest_ = UINT64_MAX;
+  std::unordered_set<const Node*> on_way_;
+};
+
+}  // namespace brrr
