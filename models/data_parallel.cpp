@@ -204,9 +204,11 @@ struct DataParallel::State final : NotCopied {
   // a step anew, also after a pass that has thrown. Of a forward pass before that, whose backward
   // pass is still to come, it is the first one.
   void dropped(const std::vector<Tensor>& gradients_of) {
+    bool own = false;
     for (const Tensor& t : gradients_of) {
-      if (const auto at = index.find(t.impl()); at != index.end()) cleared[at->second] = true;
+      if (const auto at = index.find(t.impl()); at != index.end()) cleared[at->second] = own = true;
     }
+    if (!own) return;
     for (size_t k = 0; k < parameters.size(); ++k) {
       if (!cleared[k] && parameters[k].requires_grad()) return;
     }

@@ -78,19 +78,22 @@ void Optimizer::step(const Tensor& skip) {
   for (const Tensor& p : parameters_) {
     if (shares_) shares_->sharding()->check_in_place(name_, p);
   }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  const auto gradient = [&](const Tensor& p) {
+    return shares_ ? shares_->sharding()->own_gradient(p) : p.grad();
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i) {  // Before the first is updated.
     const Tensor& p = parameters_[i];
-    const Tensor g = shares_ ? shares_->sharding()->own_gradient(p) : p.grad();
-    if (!g.defined()) continue;
-    BRRR_CHECK(p.device() == devices_[i] || state_.empty(),
+    const bool fits = p.device() == devices_[i] && p.dtype() == dtypes_[i];
+    if (state_.empty() || fits || !gradient(p).defined()) continue;
+    BRRR_CHECK(p.device() == devices_[i],
                "{}: parameter {} is on {}, its state on {}; make the optimiser after "
                "model.to(device)",
                name_, i, brrr::name(p.device()), brrr::name(devices_[i]));
-    BRRR_CHECK(p.dtype() == dtypes_[i] || state_.empty(),
-               "{}: parameter {} is {}, its state is of {}; make the optimiser after "
-               "model.to(dtype)",
-               name_, i, brrr::name(p.dtype()), brrr::name(dtypes_[i]));
-    update(i, own(i), g, skip);
+    fail("{}: parameter {} is {}, its state is of {}; make the optimiser after model.to(dtype)",
+         name_, i, brrr::name(p.dtype()), brrr::name(dtypes_[i]));
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (const Tensor g = gradient(parameters_[i]); g.defined()) update(i, own(i), g, skip);
   }
   if (shares_) shares_->send();
 }

@@ -200,6 +200,16 @@ TEST_CASE("an optimiser made before the model has another dtype says so") {
   plain.step();  // It has no state.
 }
 
+TEST_CASE("an optimiser that refuses one parameter has updated none") {
+  models::Linear first(3, 2), second(2, 2);
+  optim::AdamW adam({first.weight, second.weight}, {});
+  second.to(kFloat64);
+  const Tensor before = first.weight.detach().clone();
+  second(first(randn({4, 3})).to(kFloat64)).sum().backward();
+  CHECK(error_of([&] { adam.step(); }).find("parameter 1 is float64") != std::string::npos);
+  CHECK(same_bits(first.weight.detach(), before));
+}
+
 TEST_CASE("backward: what came before it met a tape that was used is added in both modes alike") {
   const auto gradient = [](Mode mode) {
     const Tensor w = full({3}, 2.0).set_requires_grad();

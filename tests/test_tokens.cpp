@@ -84,8 +84,11 @@ TEST_CASE("token files: what cannot be written is an error and changes nothing")
   CHECK_THROWS_WITH_AS(data::write_tokens(path, {1, 65536}), Contains("at position 1"), Error);
   CHECK_THROWS_WITH_AS(data::write_tokens(path, {-1}), Contains("id -1"), Error);
   const Ids magic = {20240520 & 0xffff, 20240520 >> 16};
-  CHECK_THROWS_WITH_AS(data::write_tokens(path, magic, TokenFormat::NanoGPT), Contains("magic"),
-                       Error);
+  const Ids wide = {20240801 & 0xffff, 20240801 >> 16, 1};
+  for (const Ids& ids : {magic, wide}) {
+    CHECK_THROWS_WITH_AS(data::write_tokens(path, ids, TokenFormat::NanoGPT), Contains("magic"),
+                         Error);
+  }
   CHECK(dir.count() == 0);
   data::write_tokens(path, magic);
   CHECK(data::map_tokens(path).to_vector() == magic);

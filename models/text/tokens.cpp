@@ -122,12 +122,14 @@ void write_tokens(const std::string& path, const std::vector<int64_t>& ids, Toke
     header[2] = static_cast<int32_t>(ids.size());
     parts.insert(parts.begin(), {header.data(), sizeof header});
   } else {
-    const bool looks_like_header =
-        ids.size() > 1 && narrow[0] == (kMagic & 0xffff) && narrow[1] == kMagic >> 16;
-    BRRR_CHECK(!looks_like_header,
-               "write_tokens: {}: the first two ids are llm.c's magic number, and would be read as "
-               "its header; use TokenFormat::LlmC",
-               path);
+    for (const int32_t magic : {kMagic, kMagic32}) {
+      const bool looks_like_header =
+          ids.size() > 1 && narrow[0] == (magic & 0xffff) && narrow[1] == magic >> 16;
+      BRRR_CHECK(!looks_like_header,
+                 "write_tokens: {}: the first two ids are a magic number of llm.c's, and would be "
+                 "read as its header; use TokenFormat::LlmC",
+                 path);
+    }
   }
   replace_file(path, parts);
 }

@@ -100,6 +100,20 @@ TEST_CASE("DataParallel: destroyed by another thread, it is gone from the one th
   manual_seed(5);  // The pass that did not come has left each rank a random stream of its own.
 }
 
+TEST_CASE("DataParallel: another model's zero_grad() restarts no step, whatever is frozen then") {
+  manual_seed(5);
+  Two net, other;
+  dist::DataParallel ddp(net, {.accumulate = 2});
+  optim::SGD opt(net.parameters(), {.lr = 0.1});
+  const Tensor x = batch(dist::rank(), 0).narrow(1, 0, 2).contiguous();
+  ddp(x).sum().backward();
+  for (const Tensor& p : net.parameters()) p.set_requires_grad(false);
+  other.zero_grad();
+  for (const Tensor& p : net.parameters()) p.set_requires_grad(true);
+  ddp(x).sum().backward();
+  CHECK(error_of([&] { opt.step(); }).empty());
+}
+
 TEST_CASE("DataParallel: more passes than can be kept apart are refused") {
   Two net;
   const auto make = [&](bool in_order) {
