@@ -222,9 +222,8 @@ class Engine : NotCopied {
 };
 
 void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOptions options,
-                Paths* inputs = nullptr, Tensor* grads = nullptr) {
+                const Paths* inputs = nullptr, Tensor* grads = nullptr) {
   const Held recorded(context.grad_enabled, options.create_graph);
-  if (inputs) inputs->find(outputs, n);
   Engine engine(options, inputs, grads);
   for (size_t i = 0; i < n; ++i) {
     if (seeds[i].defined() && outputs[i].requires_grad()) engine.seed(outputs[i], seeds[i]);
@@ -271,7 +270,7 @@ void Engine::differentiate_decomposition(VjpCall& v) {
   c.attrs.dynamic = 0;
   n.op->decompose(c, in.data());
   std::vector<Tensor> grads(aliases.size());
-  Paths inputs(aliases);
+  const Paths inputs(aliases, c.out, c.n_out);
   run_engine(c.out, v.gout, c.n_out, {.create_graph = create_graph}, &inputs, grads.data());
   for (size_t k = 0; k < which.size(); ++k) {
     if (grads[k].defined()) add_up(v.gin[which[k]], grads[k].to(v.meta(which[k]).dtype));
@@ -343,7 +342,7 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
   }
   const auto seeds = make_seeds("grad", outputs, grad_outputs);
   std::vector<Tensor> grads(inputs.size());
-  Paths paths(inputs);
+  const Paths paths(inputs, outputs.data(), outputs.size());
   run_engine(outputs.data(), seeds.data(), outputs.size(), options, &paths, grads.data());
   for (size_t i = 0; i < grads.size(); ++i) {
     BRRR_CHECK(grads[i].defined() || options.allow_unused,

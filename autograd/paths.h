@@ -21,7 +21,8 @@ inline bool note_age(const Node& n) {
 
 class Paths {
  public:
-  explicit Paths(const std::vector<Tensor>& inputs) {
+  /// From the `n` outputs of a pass that is to begin.
+  Paths(const std::vector<Tensor>& inputs, const Tensor* outputs, size_t n) {
     for (size_t k = 0; k < inputs.size(); ++k) {
       const TensorImpl& t = *inputs[k].impl();
       // What leads to an input is newer, by more than what made it.
@@ -30,9 +31,24 @@ class Paths {
       if (t.grad_fn) ends_.push_back({t.grad_fn, k, t.output});
     }
     std::ranges::sort(ends_);
+    find(outputs, n);
   }
 
-  /// To be called before the pass.
+  bool contains(const Node* n) const { return on_way_.contains(n); }
+  bool contains(const Edge& e) const {
+    bool ends = false;
+    each_input(e, [&](size_t) { ends = true; });
+    return ends || contains(e.node);
+  }
+  /// f(k) for each input that the edge ends in.
+  template <class F> void each_input(const Edge& e, const F& f) const {
+    const void* const place = e.leaf ? static_cast<const void*>(e.leaf) : e.node;
+    for (const End& end : std::ranges::equal_range(ends_, place, {}, &End::place)) {
+      if (e.leaf || end.output == e.output) f(end.input);
+    }
+  }
+
+ private:
   void find(const Tensor* outputs, size_t n) {
     std::vector<const Node*> all;
     std::unordered_set<const Node*> seen;
@@ -55,21 +71,6 @@ class Paths {
     }
   }
 
-  bool contains(const Node* n) const { return on_way_.contains(n); }
-  bool contains(const Edge& e) const {
-    bool ends = false;
-    each_input(e, [&](size_t) { ends = true; });
-    return ends || contains(e.node);
-  }
-  /// f(k) for each input that the edge ends in.
-  template <class F> void each_input(const Edge& e, const F& f) const {
-    const void* const place = e.leaf ? static_cast<const void*>(e.leaf) : e.node;
-    for (const End& end : std::ranges::equal_range(ends_, place, {}, &End::place)) {
-      if (e.leaf || end.output == e.output) f(end.input);
-    }
-  }
-
- private:
   /// A leaf, or a node and which of its results, that is an input, and its number.
   struct End {
     const void* place;

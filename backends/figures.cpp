@@ -4,8 +4,9 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
-#include <ctime>
+#include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <mutex>
 
@@ -46,8 +47,9 @@ static double seconds_of(clockid_t clock) {
 }
 CoreWatch::CoreWatch()
     : begin_(seconds_of(CLOCK_MONOTONIC)), had_(seconds_of(CLOCK_THREAD_CPUTIME_ID)) {}
-bool CoreWatch::had_core() const {
-  return seconds_of(CLOCK_THREAD_CPUTIME_ID) - had_ >= 0.8 * (seconds_of(CLOCK_MONOTONIC) - begin_);
+double CoreWatch::share() const {
+  const double had = seconds_of(CLOCK_THREAD_CPUTIME_ID) - had_;
+  return std::min(1.0, had / (seconds_of(CLOCK_MONOTONIC) - begin_));
 }
 
 std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool anew,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <string>
 
 #include "core/error.h"
 #include "core/op.h"
@@ -26,7 +27,7 @@ class Inputs {
     std::transform(list.begin(), list.end(), in_, [](const Input& i) { return i.impl; });
   }
   Inputs(const Tensor* tensors, int n) : n_(n) {
-    if (n > kMost) throw Error("a call of an op takes at most 128 inputs");
+    if (n > kMost) throw Error("a call takes at most " + std::to_string(kMost) + " inputs");
     std::transform(tensors, tensors + n, in_, [](const Tensor& t) { return t.impl(); });
   }
   TensorImpl* const* data() const { return in_; }

@@ -17,12 +17,13 @@ enum class Keep { OnDisk, InProcess, Not };
 std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool anew,
                                  const std::function<std::vector<double>(Keep&)>& measure);
 
-/// Whether the thread has had a core to itself, but for a fifth of the time at most, since this was
-/// made. What it measured then is no figure of the machine where it has not.
+/// For how much of the time the thread has had a core since this was made. What it measured then is
+/// no figure of the machine where others had it for more than a fifth.
 class CoreWatch {
  public:
   CoreWatch();
-  bool had_core() const;
+  double share() const;  ///< At most 1.
+  bool had_core() const { return share() >= 0.8; }
 
  private:
   double begin_, had_;

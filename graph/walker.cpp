@@ -23,6 +23,7 @@ void UndoLog::save(Storage& s, bool aside) {
 }
 
 UndoLog::~UndoLog() {
+  // First of all, as a sum under way would write to what is put back.
   if (context.gradients && std::uncaught_exceptions()) context.gradients->abandoned();
   if (saved_.empty() || std::uncaught_exceptions() == exceptions_) return;
   for (const Saved& x : saved_) {

@@ -77,11 +77,11 @@ TEST_CASE("IDX: a directory with MNIST's files") {
   CHECK(set.classes == 10);
   CHECK_THROWS_AS(data::read_idx_dataset(dir.path.string(), false), Error);
   // The other spelling counts, too, beside a folder or a packed file of the first.
-  for (const std::string file : {"images-idx3", "labels-idx1"}) {
-    std::string dotted = "train-" + file + "-ubyte";
-    const std::string path = dir.file(dotted);
-    dotted[file.find('-') + 6] = '.';
-    std::filesystem::rename(path, dir.file(dotted));
+  for (const char* const end : {"images%idx3-ubyte", "labels%idx1-ubyte"}) {
+    std::string dash = std::string("train-") + end, dot = dash;
+    std::ranges::replace(dash, '%', '-');
+    std::ranges::replace(dot, '%', '.');
+    std::filesystem::rename(dir.file(dash), dir.file(dot));
   }
   std::filesystem::create_directory(dir.file("train-images-idx3-ubyte"));
   write(dir.file("train-labels-idx1-ubyte.gz"), "x");

@@ -74,7 +74,8 @@ struct RowTensor::Reading {
     IntList sizes = ids.at.t.sizes();
     Tensor all = x.t;
     if (x.n() == 0) return with(x, ids.counted.t.to(all.dtype()) * 0.0);  // None counts.
-    if (all.dim() == 0 || all.size(-1) != x.n()) {                        // The same along the row.
+    const bool same = all.dim() == 0 || all.size(-1) != x.n();            // Along the row.
+    if (same) {
       return with(x, where(ids.counted.t, all, 0.0));
     }
     sizes[sizes.size() - 1] = all.size(-1);
@@ -84,9 +85,9 @@ struct RowTensor::Reading {
   static RowTensor counts(const RowTensorIds& ids) { return ids.counted; }
   static RowTensor is_at(const RowTensorIds& ids) {
     const RowTensor& id = ids.at;
-    const Tensor here = id.dims && id.n() ? one_hot(squeeze(id.t, -1), id.n()) != 0
-                        : id.dims         ? expand(id.t == 0, id.whole)
-                                          : id.t == 0;
+    if (!id.dims) return with(id, (id.t == 0) & ids.counted.t);
+    const Tensor here = id.n() > 0 ? one_hot(squeeze(id.t, -1), id.n()) != 0
+                                   : expand(id.t == 0, id.whole);  // Of nothing.
     return with(id, here & ids.counted.t);
   }
   // What is the same in all rows, or along them, counts as often as it stands there.

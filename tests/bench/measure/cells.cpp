@@ -1,7 +1,8 @@
 #include "tests/bench/measure/cells.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
+
+#include "core/figures.h"
 
 namespace brrr::bench {
 
@@ -16,16 +17,6 @@ constexpr double kSeriesUs = 1000;
 constexpr double kDeviceSeriesUs = 10000;
 
 double us_since(Clock::time_point t) { return 1e6 * seconds_since(t); }
-
-// Time that this thread had a core, in microseconds.
-double thread_us() {
-  rusage u;
-  getrusage(RUSAGE_THREAD, &u);
-  auto us = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) * 1e6 + static_cast<double>(t.tv_usec);
-  };
-  return us(u.ru_utime) + us(u.ru_stime);
-}
 
 // Returns when all of step i has run, wherever it runs.
 void wait_for(Trainer& t, int64_t i) { synchronize(t.scheduled_step(i).device()); }
@@ -79,8 +70,7 @@ Cells measure(const MakeTrainer& make, double seconds) {
                  kLeastRounds, kMostRounds);
 
   std::vector<std::vector<double>> queued(trainers.size()), latency(trainers.size());
-  const auto wall = Clock::now();
-  const double own = thread_us();
+  const CoreWatch watch;
   for (int round = 0; round < rounds; ++round) {
     for (size_t turn = 0; turn < trainers.size(); ++turn) {
       const size_t m = (turn + static_cast<size_t>(round)) % trainers.size();
@@ -99,7 +89,7 @@ Cells measure(const MakeTrainer& make, double seconds) {
   }
   Cells result;
   result.steps = at;
-  result.share = std::min(1.0, (thread_us() - own) / us_since(wall));
+  result.share = watch.share();
   for (size_t m = 0; m < trainers.size(); ++m) {
     result.cells.push_back({quantiles(queued[m]), quantiles(latency[m]), trainers[m]->stats()});
   }
