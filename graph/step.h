@@ -153,10 +153,11 @@ struct Diagnosis;
 /// was moved from.
 ///
 /// In graph mode the operations run once the function has returned. What it writes to memory behind
-/// brrr's back, through a pointer taken before the step (data_ptr(), data<T>()) or into a buffer
-/// that a from_blob without a copy shows, is therefore read once, after the function: an operation
-/// called before such a write sees it too, other than in eager mode. Write such memory between
-/// calls, or use operations (copy_()). StepOptions::verify_every reports it on the CPU.
+/// brrr's back, through a pointer taken before the step (data_ptr(), data<T>()), into a buffer
+/// that a from_blob without a copy shows or by operations of another thread, is therefore read
+/// once, after the function: an operation called before such a write sees it too, other than in
+/// eager mode. Write such memory between calls, or use operations (copy_()).
+/// StepOptions::verify_every reports it on the CPU.
 template <class F> class Step {
  public:
   Step(F fn, StepOptions options) : fn_(std::move(fn)), base_(graph::make_step(options)) {}

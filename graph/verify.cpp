@@ -51,14 +51,23 @@ void StepCore::check_unwritten(const Recording& r, const Pass& pass) {
     // What else lies there may change while the step runs.
     const Extent used = r.extent(r.externals[k], now.base);
     const int64_t at = first_difference(r, used, *then, *now.storage);
-    BRRR_CHECK(at < 0,
-               "step: verify_every: while the function ran, element {} of {}, an input or state, "
-               "was written by something that is no operation (through a pointer, or into a buffer "
-               "that from_blob shows without a copy) after an operation had used it; graph mode "
-               "reads such memory once, after the function: write it before the call, or with "
-               "copy_()",
-               at, r.describe(used.value));
+    BRRR_CHECK(
+        at < 0,
+        "step: verify_every: while the function ran, element {} of {}, an input or state, "
+        "was written by something that is no operation of the step (through a pointer, into "
+        "a buffer that from_blob shows without a copy, or by another thread) after an "
+        "operation had used it; graph mode reads such memory once, after the function: write "
+        "it before the call, or with copy_() in the function",
+        at, r.describe(used.value));
   }
+}
+
+// Others may have written there while the function ran; what the replay writes there is looked for.
+static void take_surroundings(Storage& then, const Storage& now, const Extent& used) {
+  auto* const to = static_cast<char*>(then.data);
+  const auto* const from = static_cast<const char*>(now.data);
+  std::copy(from, from + used.low, to);
+  std::copy(from + used.high, from + now.bytes, to + used.high);
 }
 
 // Outputs are poisoned first.
@@ -69,6 +78,9 @@ void StepCore::verify(Entry& e, Session& s) {
   for (size_t k = 0; k < bindings.size(); ++k) {
     const Ref<Storage> then = s.watch ? s.pass.first_seen()[k] : Ref<Storage>();
     cloned.push_back({then ? then : clone_storage(*bindings[k].storage), bindings[k].base});
+    if (then && r.written[r.externals[k]]) {
+      take_surroundings(*then, *bindings[k].storage, r.extent(r.externals[k], bindings[k].base));
+    }
   }
   const auto shadow = [&] {
     const PlainScope plain;  // The shadow is none of the step's work.
@@ -98,11 +110,16 @@ void StepCore::verify(Entry& e, Session& s) {
     compare(r.survivors[k], r.extent(r.survivors[k]), *s.survivors[k], *shadow[k]);
   }
   for (size_t k = 0; k < cloned.size(); ++k) {
+    const Storage& its = *bindings[k].storage;
     Extent e = r.extent(r.externals[k], bindings[k].base);
-    if (r.written[r.externals[k]]) {  // Nothing else there, too.
-      e.low = 0, e.high = static_cast<int64_t>(bindings[k].storage->bytes);
-    }
-    compare(r.externals[k], e, *bindings[k].storage, *cloned[k].storage);
+    compare(r.externals[k], e, its, *cloned[k].storage);
+    if (!r.written[r.externals[k]]) continue;
+    e.low = 0, e.high = static_cast<int64_t>(its.bytes);
+    const int64_t at = first_difference(r, e, its, *cloned[k].storage);
+    BRRR_CHECK(at < 0,
+               "step: verify_every: the replay wrote beside {} of an input or state, element {} of "
+               "the memory that it lies in",
+               r.describe(e.value), at);
   }
   std::lock_guard lock(mutex_);
   ++stats_.verified;

@@ -17,7 +17,7 @@ struct TrainingState {
   optim::Schedule* schedule = nullptr;
   Stateful* loader = nullptr;  ///< A data::Loader, a data::TokenDataset, or the program's own.
   int64_t step = 0;
-  Metadata metadata = {};  ///< The program's own notes, e.g. the model's sizes.
+  Metadata metadata = {};  ///< The program's own notes, e.g. the model's sizes; not brrr.step etc.
   optim::GradScaler* scaler = nullptr;
 };
 

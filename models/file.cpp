@@ -159,7 +159,8 @@ class TemporaryFile : NotCopied {
     }
   }
 
-  std::string prefix() const { return "." + target_.filename().string() + "."; }
+  // File systems take names of 255 bytes: of a long one its begin.
+  std::string prefix() const { return "." + target_.filename().string().substr(0, 200) + "."; }
 
   [[noreturn]] void give_up(const char* what) const {
     fail("{} {}: {}; the file that was there before is unchanged", what, target_.string(),

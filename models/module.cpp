@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "core/check.h"
 #include "core/context.h"
@@ -136,7 +137,11 @@ void Module::zero_grad() const {
 }
 
 void Module::train(bool on) {
-  if (training_ != on) bump_settings_epoch();
+  if (training_ != on) {
+    bump_settings_epoch();
+    const auto number = std::bit_cast<uintptr_t>(this);
+    if (Recorder* const r = context.recorder) r->modes += on ? number : -number;
+  }
   training_ = on;
   for (auto& [name, child] : children_) child->train(on);
 }

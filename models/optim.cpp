@@ -84,7 +84,7 @@ void Optimizer::step(const Tensor& skip) {
   for (size_t i = 0; i < parameters_.size(); ++i) {  // Before the first is updated.
     const Tensor& p = parameters_[i];
     const bool fits = p.device() == devices_[i] && p.dtype() == dtypes_[i];
-    if (state_.empty() || fits || !gradient(p).defined()) continue;
+    if (!gradient(p).defined() || state_.empty() || fits) continue;
     BRRR_CHECK(p.device() == devices_[i],
                "{}: parameter {} is on {}, its state on {}; make the optimiser after "
                "model.to(device)",

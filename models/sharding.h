@@ -35,7 +35,8 @@ class Sharding : NotCopied {
   void set_used(const Tensor& parameter) { known_.at(parameter.impl()).used = true; }
   /// Whether gradients are kept by their owners, of several ranks.
   bool gradients() const { return gradients_; }
-  /// The gradient of what this rank updates, undefined if there is none.
+  /// The gradient of what this rank updates, undefined if there is none. Throws if gradients are
+  /// kept by their owners and the parameter has one besides.
   Tensor own_gradient(const Tensor& parameter) const;
   /// Of a parameter's gradient, which has been summed, `scale` times the own part is added to what
   /// that has, and nothing else is left.

@@ -68,6 +68,8 @@ TEST_CASE("regression: as_strided counts from the storage, wherever an input beg
     CHECK(bits_of(step(x)) == bits_of(fn(x)));
     CHECK(fn(x).to_vector<float>() == std::vector<float>{0, 2});
   }
+  const auto before = [&] { as_strided(data.narrow(0, 2, 2), {2}, {1}, INT64_MIN); };
+  CHECK_THROWS_AS(before(), Error);
 }
 
 TEST_CASE("regression: an error that the function catches is no reason to record again") {

@@ -61,6 +61,38 @@ TEST_CASE("host writes: the first call, which the walker serves, is looked at to
   CHECK(step.stats().replays == 0);
 }
 
+TEST_CASE("host writes: another thread's operation on what the step has used is reported" *
+          doctest::test_suite("host")) {
+  auto step = brrr::step(
+      [](const Tensor& x) {
+        const Tensor y = x * 2.0;
+        std::thread([&] { x.add_(1.0); }).join();
+        return y;
+      },
+      verified(1));
+  const std::string text = error_of([&] { step(ones({4})); });
+  CHECK(contains(text, kBehind));
+  CHECK(contains(text, "by another thread"));
+}
+
+TEST_CASE("host writes: what lies beside what a step writes is nobody's error" *
+          doctest::test_suite("host")) {
+  const Tensor ring = zeros({3, 4});
+  float* const p = ring.data<float>();
+  float n = 0;
+  auto step = brrr::step(
+      [&](const Tensor& x) {
+        Tensor half = ring.select(0, 1);
+        half.add_(x);
+        for (const int i : {0, 3, 8, 11}) p[i] = ++n;  // As another thread may: the next batch.
+        return half * 2.0;
+      },
+      verified(1));
+  for (int i = 1; i <= 3; ++i) CHECK(same_bits(step(ones({4})), full({4}, 2.0 * i)));
+  CHECK(p[11] == n);
+  CHECK(step.stats().verified == 3);
+}
+
 TEST_CASE("host writes: a raw pointer to a tensor of brrr's own is reported" *
           doctest::test_suite("host")) {
   Tensor w = ones({3}), data = zeros({5, 3});

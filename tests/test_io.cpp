@@ -297,6 +297,15 @@ TEST_CASE("files: what killed writers left is removed, what live ones write is n
   CHECK(load(path).at("w").numel() == 4);
 }
 
+TEST_CASE("files: a name may be as long as the file system takes") {
+  TemporaryDirectory dir;
+  const std::string path = dir.file(std::string(255, 'n'));
+  for (int64_t n : {4, 5}) save(path, {{"w", ones({n})}});
+  CHECK(load(path).at("w").numel() == 5);
+  CHECK(dir.count() == 1);
+  CHECK(message([&] { save(path + "n", {}); }).find("File name too long") != std::string::npos);
+}
+
 // --- checkpoints --------------------------------------------------------------------------------
 
 namespace {
@@ -373,6 +382,10 @@ TEST_CASE("checkpoint: one that does not fit changes nothing") {
   CHECK(same_bytes(one.model.parameters()[0], other.parameters()[0]));
   save(path, one.model.state_dict());
   CHECK_THROWS_AS(load_checkpoint(path, only_model), Error);
+  one.state.metadata = {{"brrr.step", "7"}};
+  const std::string own = message([&] { save_checkpoint(path, one.state); });
+  CHECK(own.find("\"brrr.step\", a name of") != std::string::npos);
+  one.state.metadata.clear();
   one.state.step = -1;  // Not to be found out by who loads it.
   CHECK_THROWS_AS(save_checkpoint(path, one.state), Error);
 }

@@ -353,6 +353,35 @@ TEST_CASE("pitfall A25: what sets the random stream, or what requires grad, refu
       "requires grad");
 }
 
+// No twin beside it in eager mode: its switches would unfreeze the step.
+TEST_CASE("pitfall A25: what leaves a module in another mode refuses to freeze") {
+  models::Dropout drop(0.5);
+  models::MLP other({.sizes = {4, 4}, .dropout = 0.5});
+  const auto refusal = [&](auto&& change) {
+    auto step = brrr::step([&](const Tensor& x) { return change(x); }, kEarly);
+    for (int i = 0; i < 2; ++i) step(ones({4}));
+    return error_of([&] { step.freeze(); });
+  };
+  CHECK(contains(refusal([&](const Tensor& x) {
+                   drop.train(!drop.is_training());
+                   return drop(x);
+                 }),
+                 "another mode (train, eval)"));
+  drop.train();
+  CHECK(refusal([&](const Tensor& x) {
+          drop.eval();
+          const Tensor y = drop(x);
+          drop.train();
+          return y + drop(x);
+        }).empty());
+  CHECK(contains(refusal([&](const Tensor& x) {
+                   drop.train(!drop.is_training());
+                   other.train(!drop.is_training());
+                   return drop(x);
+                 }),
+                 "another mode (train, eval)"));
+}
+
 TEST_CASE("pitfall A25: no two threads draw one number, frozen or thrown out of a step") {
   for (const int way : {0, 1, 2}) {
     CAPTURE(way);

@@ -16,7 +16,7 @@ namespace {
 
 // Colours stay apart for colour-blind people (blue and purple against orange and green), and in
 // black and white: neighbours in a bar differ in lightness.
-constexpr const char* kStyle = R"css(
+constexpr const char* kPictureStyle = R"css(
 :root { color-scheme: light dark; --bg: #fff; --fg: #1b1d21; --dim: #555b66; --rule: #d9dce1;
   --c0: #a0387a; --c1: #009e73; --c2: #0b4f8a; --c3: #6cb9ec; --c4: #de6a0e; --c5: #f9c978;
   --c6: #9aa0a8; }
@@ -281,7 +281,7 @@ std::string html_escape(const std::string& text) {
   return t;
 }
 
-const char* picture_style() { return kStyle; }
+const char* picture_style() { return kPictureStyle; }
 
 std::string Picture::svg() const {
   return fmt::format("<svg viewBox=\"0 0 {} {:.0f}\" role=\"img\" aria-label=\"{}\">{}</svg>\n",
@@ -306,7 +306,7 @@ std::string svg_file(const std::vector<Picture>& pictures, size_t columns) {
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1:.0f}\" "
       "viewBox=\"0 0 {0} {1:.0f}\" role=\"img\" aria-label=\"{2}\">\n<style>{3}</style>\n"
       "<rect width=\"100%\" height=\"100%\" class=\"paper\"/>\n{4}</svg>\n",
-      width, height, html_escape(label), kStyle, inside);
+      width, height, html_escape(label), kPictureStyle, inside);
 }
 
 Picture draw(const std::string& name, const LineChart& c) {

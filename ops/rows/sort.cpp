@@ -16,7 +16,8 @@ namespace {
 
 // --- kernels: rows of n elements -----------------------------------------------------------------
 
-constexpr int64_t kNarrow = int64_t{1} << 32;  // The longest row whose positions have 32 bits.
+constexpr int64_t kNarrow = int64_t{1}
+                            << 32;   // Shorter rows have positions, and counts, of 32 bits.
 constexpr int64_t kRadixFrom = 256;  // Elements from which counting digits is the faster way.
 
 /// Sorts by the keys, digit by digit from the lowest; entries of equal keys must lie in order of
@@ -80,7 +81,7 @@ template <class E, class T> void order_rows(OpCall& c, const T* x) {
 template <class T> void order_dense(OpCall& c) {
   const DenseInput x(c.in[0], DTypeOf<T>::value);
   if constexpr (sizeof(T) == 4) {
-    if (row_length(*c.in[0]) <= kNarrow) return order_rows<Narrow>(c, x.as<T>());
+    if (row_length(*c.in[0]) < kNarrow) return order_rows<Narrow>(c, x.as<T>());
   }
   order_rows<Wide>(c, x.as<T>());
 }
@@ -91,7 +92,7 @@ int64_t order_scratch(const OpCall& c) {
   if (y.numel == 0) return 0;
   const int64_t n = row_length(x), k = y.numel / (x.numel / n);
   const DType compute = compute_type(x.dtype);
-  const bool narrow = n <= kNarrow && itemsize(compute) == 4;
+  const bool narrow = n < kNarrow && itemsize(compute) == 4;
   const int64_t runs = narrow && sorts_by_digits(n, k) ? 2 : 1;
   const size_t entry = narrow ? sizeof(Narrow) : sizeof(Wide);
   return DenseInput::bytes(x, compute) + scratch_for(runs * x.numel, static_cast<int64_t>(entry));

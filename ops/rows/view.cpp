@@ -147,7 +147,10 @@ Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides,
              strides.size(), kMostStrided);
   BRRR_CHECK(!t.requires_grad() || !grad_enabled(),
              "as_strided: has no gradient; use slice, permute or expand");
-  return call(as_strided_row, {t}, AsStridedAttrs{offset - t.storage_offset()}, sizes, strides);
+  int64_t from = 0;
+  BRRR_CHECK(!__builtin_sub_overflow(offset, t.storage_offset(), &from),
+             "as_strided: the offset {} lies before the storage", offset);
+  return call(as_strided_row, {t}, AsStridedAttrs{from}, sizes, strides);
 }
 
 Tensor Tensor::view(const IntList& sizes) const {

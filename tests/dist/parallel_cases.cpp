@@ -310,6 +310,26 @@ TEST_CASE("DataParallel: a step with sharded gradients and clipping moves 2 (N -
   CHECK(most.mean().item<double>() <= 1.005 * halves * share * bytes);
 }
 
+TEST_CASE("DataParallel: gradients that nobody has exchanged are refused where owners keep them") {
+  Two net;
+  auto ddp =
+      std::make_unique<dist::DataParallel>(net, dist::DataParallelOptions{.shard_gradients = true});
+  optim::SGD opt(net.parameters(), {.lr = 0.1});
+  const Tensor x = batch(dist::rank(), 0).narrow(1, 0, 2).contiguous();
+  (*ddp)(x).sum().backward();
+  opt.step();
+  opt.zero_grad();
+  ddp.reset();
+  net(x).sum().backward();
+  const std::vector<char> before = bytes_of(net);
+  const std::string said = error_of([&] { opt.step(); });
+  CHECK((said.find("that no rank has exchanged") != std::string::npos) == (ranks() > 1));
+  if (ranks() > 1) CHECK(bytes_of(net) == before);
+  opt.zero_grad();
+  CHECK(error_of([&] { opt.step(); }).empty());
+  manual_seed(5);
+}
+
 // In a run of its own: what has gone wrong once stays so.
 TEST_CASE("zz: parameters that only some ranks use are named") {
   if (ranks() == 1) return;

@@ -14,10 +14,9 @@ inline float widen_bf16(unsigned short x) {
 }
 
 inline float widen_f16(unsigned short x) {
-  const int exponent = x >> 10 & 31, mantissa = x & 0x3ff;
-  float magnitude = exponent ? std::ldexp(static_cast<float>(mantissa | 0x400), exponent - 25)
-                             : std::ldexp(static_cast<float>(mantissa), -24);
-  if (exponent == 31) magnitude = mantissa ? NAN : INFINITY;
+  // Of the same digits as a float, whose exponents are larger by 112; exact for small ones, too.
+  float magnitude = std::bit_cast<float>((x & 0x7fffu) << 13) * 0x1p112f;
+  if ((x & 0x7c00) == 0x7c00) magnitude = x & 0x3ff ? NAN : INFINITY;
   return x >> 15 ? -magnitude : magnitude;
 }
 
@@ -32,12 +31,17 @@ void multiply_fragments(float* c, const brrr_emulator::Slot* slots, unsigned lan
     std::memcpy(&x, slots[from].bytes + reg * 4 + k % 2 * 2, 2);
     return widen(x);
   };
-  for (unsigned i = 0; i < 4; ++i) {
-    const unsigned row = lane / 4, upper = i / 2, column = lane % 4 * 2 + i % 2;
+  float rows[2][16], columns[2][16];
+  for (unsigned n = 0; n < 2; ++n) {
+    const unsigned row = lane / 4 * 4, column = (lane % 4 * 2 + n) * 4;  // Their first lanes.
     for (unsigned k = 0; k < 16; ++k) {
       const unsigned pair = k % 8 / 2, far = k / 8;  // which lane of four, which half of k
-      c[i] += half(row * 4 + pair, far * 2 + upper, k) * half(column * 4 + pair, 4 + far, k);
+      rows[n][k] = half(row + pair, far * 2 + n, k);
+      columns[n][k] = half(column + pair, 4 + far, k);
     }
+  }
+  for (unsigned k = 0; k < 16; ++k) {
+    for (unsigned i = 0; i < 4; ++i) c[i] += rows[i / 2][k] * columns[i % 2][k];
   }
 }
 
