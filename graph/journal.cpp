@@ -44,7 +44,10 @@ void Pass::note_effects() {
   }
   if (sets_rng && !draws_in_turn()) host_effect_ = "it sets the random stream itself";
   if (goes_back) host_effect_ = "it runs backward through a tape from before the step";
-  if (modes) host_effect_ = "it leaves a module in another mode (train, eval) than it found it in";
+  if (modes)
+    host_effect_ =
+        "it left a module in another mode (train, eval) than it found it in; call it once more, or "
+        "switch outside";
   if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
 }
 

@@ -78,9 +78,6 @@ void StepCore::verify(Entry& e, Session& s) {
   for (size_t k = 0; k < bindings.size(); ++k) {
     const Ref<Storage> then = s.watch ? s.pass.first_seen()[k] : Ref<Storage>();
     cloned.push_back({then ? then : clone_storage(*bindings[k].storage), bindings[k].base});
-    if (then && r.written[r.externals[k]]) {
-      take_surroundings(*then, *bindings[k].storage, r.extent(r.externals[k], bindings[k].base));
-    }
   }
   const auto shadow = [&] {
     const PlainScope plain;  // The shadow is none of the step's work.
@@ -94,6 +91,11 @@ void StepCore::verify(Entry& e, Session& s) {
     allocate(*out);
     const std::vector<char> poison(out->bytes, '\xff');
     backend(out->device.type).copy_from_host(out->data, poison.data(), out->bytes);
+  }
+  for (size_t k = 0; s.watch && k < bindings.size(); ++k) {
+    const Ref<Storage>& then = s.pass.first_seen()[k];
+    if (!then || !r.written[r.externals[k]]) continue;
+    take_surroundings(*then, *bindings[k].storage, r.extent(r.externals[k], bindings[k].base));
   }
   e.plan->run({bindings, s.pass.control().data(), s.survivors.data(), {}});
   auto compare = [&](uint32_t storage, const Extent& e, const Storage& got,
@@ -117,8 +119,8 @@ void StepCore::verify(Entry& e, Session& s) {
     e.low = 0, e.high = static_cast<int64_t>(its.bytes);
     const int64_t at = first_difference(r, e, its, *cloned[k].storage);
     BRRR_CHECK(at < 0,
-               "step: verify_every: the replay wrote beside {} of an input or state, element {} of "
-               "the memory that it lies in",
+               "step: verify_every: the replay, or another thread meanwhile, wrote beside {} of an "
+               "input or state, element {} of the memory that it lies in",
                r.describe(e.value), at);
   }
   std::lock_guard lock(mutex_);

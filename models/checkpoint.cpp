@@ -46,18 +46,19 @@ static StateDict with_prefix(const StateDict& dict, const std::string& prefix) {
 }
 
 void save_checkpoint(const std::string& path, const TrainingState& s) {
-  BRRR_CHECK(s.step >= 0, "save_checkpoint: {}: the step is {}", path, s.step);
-  for (const char* own : {kStep, kSeed, kDraw}) {
-    BRRR_CHECK(!s.metadata.count(own),
-               "save_checkpoint: {}: the metadata has \"{}\", a name of the checkpoint's own; give "
-               "it another",
-               path, own);
-  }
   StateDict dict;
   each_part(s, [&](const std::string& name, const auto& part) {
     for (const auto& [key, t] : part.state_dict()) dict[name + "." + key] = t;
   });
-  dist::on_first_rank("save_checkpoint", [&] {
+  dist::on_first_rank("save_checkpoint", [&] {  // All hear of what is wrong with its state.
+    BRRR_CHECK(s.step >= 0, "save_checkpoint: {}: the step is {}", path, s.step);
+    for (const char* own : {kStep, kSeed, kDraw}) {
+      BRRR_CHECK(
+          !s.metadata.count(own),
+          "save_checkpoint: {}: the metadata has \"{}\", a name of the checkpoint's own; give "
+          "it another",
+          path, own);
+    }
     Metadata metadata = s.metadata;
     const RngState rng = rng_state();
     metadata[kStep] = std::to_string(s.step);

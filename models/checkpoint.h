@@ -17,14 +17,16 @@ struct TrainingState {
   optim::Schedule* schedule = nullptr;
   Stateful* loader = nullptr;  ///< A data::Loader, a data::TokenDataset, or the program's own.
   int64_t step = 0;
-  Metadata metadata = {};  ///< The program's own notes, e.g. the model's sizes; not brrr.step etc.
+  Metadata metadata =
+      {};  ///< The program's own notes, e.g. the model's sizes; see save_checkpoint().
   optim::GradScaler* scaler = nullptr;
 };
 
 /// Writes all parts, and the random stream, as save() does; in a run of several processes all call
 /// it, the first one writes, and all come back, or throw, when it has. In the file the model's
 /// tensors are called "model.<name>", the others "optimizer.", "schedule.", "loader." and
-/// "scaler.".
+/// "scaler."; in its metadata "brrr.step", "brrr.rng_seed" and "brrr.rng_draw" are not the
+/// program's to give.
 void save_checkpoint(const std::string& path, const TrainingState& state);
 /// Restores all parts that are not null, `step`, `metadata` and the random stream. The file must
 /// hold what they need, which is checked before anything changes; all processes call it, and their

@@ -159,8 +159,13 @@ class TemporaryFile : NotCopied {
     }
   }
 
-  // File systems take names of 255 bytes: of a long one its begin.
-  std::string prefix() const { return "." + target_.filename().string().substr(0, 200) + "."; }
+  // File systems take names of 255 bytes: of a long one its begin, in whole characters.
+  std::string prefix() const {
+    const std::string name = target_.filename().string();
+    size_t n = std::min<size_t>(name.size(), 200);
+    while (n > 0 && n < name.size() && (name[n] & 0xc0) == 0x80) --n;
+    return "." + name.substr(0, n) + ".";
+  }
 
   [[noreturn]] void give_up(const char* what) const {
     fail("{} {}: {}; the file that was there before is unchanged", what, target_.string(),
@@ -181,6 +186,7 @@ static fs::path replaced_by(const std::string& path) {
   fs::path target = path;
   BRRR_CHECK(target.has_filename(), "cannot write \"{}\": it names no file", path);
   const fs::file_status there = fs::status(target, none);
+  BRRR_CHECK(none != std::errc::filename_too_long, "cannot write {}: {}", path, none.message());
   BRRR_CHECK(!fs::exists(there) || fs::is_regular_file(there),
              "cannot write {}: it is not a regular file, and would be replaced by one", path);
   // Its folder would allow it all the same.

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/hash.h"
 #include "models/sharding.h"
 #include "ops/pointwise_ops.h"
 
@@ -139,8 +140,9 @@ void Module::zero_grad() const {
 void Module::train(bool on) {
   if (training_ != on) {
     bump_settings_epoch();
-    const auto number = std::bit_cast<uintptr_t>(this);
-    if (Recorder* const r = context.recorder) r->modes += on ? number : -number;
+    Fnv its;
+    its.add(std::bit_cast<uintptr_t>(this));
+    if (Recorder* const r = context.recorder) r->modes ^= its.hash;
   }
   training_ = on;
   for (auto& [name, child] : children_) child->train(on);

@@ -76,7 +76,9 @@ void Optimizer::step(const Tensor& skip) {
   dist::gradients_used(parameters_);
   NoGradGuard guard;
   for (const Tensor& p : parameters_) {
-    if (shares_) shares_->sharding()->check_in_place(name_, p);
+    if (!shares_) continue;
+    shares_->sharding()->check_in_place(name_, p);
+    shares_->sharding()->check_exchanged(name_, p);
   }
   const auto gradient = [&](const Tensor& p) {
     return shares_ ? shares_->sharding()->own_gradient(p) : p.grad();
@@ -84,7 +86,7 @@ void Optimizer::step(const Tensor& skip) {
   for (size_t i = 0; i < parameters_.size(); ++i) {  // Before the first is updated.
     const Tensor& p = parameters_[i];
     const bool fits = p.device() == devices_[i] && p.dtype() == dtypes_[i];
-    if (!gradient(p).defined() || state_.empty() || fits) continue;
+    if (state_.empty() || fits || !gradient(p).defined()) continue;
     BRRR_CHECK(p.device() == devices_[i],
                "{}: parameter {} is on {}, its state on {}; make the optimiser after "
                "model.to(device)",

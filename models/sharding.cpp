@@ -121,13 +121,16 @@ void Sharding::check_in_place(const char* who, const Tensor& p) const {
              describe(p), kMend);
 }
 
+void Sharding::check_exchanged(const char* who, const Tensor& p) const {
+  BRRR_CHECK(!gradients_ || !p.grad().defined(),
+             "{}: parameter {}, {}, has a gradient that no rank has exchanged (shard_gradients): "
+             "go backward through its DataParallel, which must outlive the training, or drop what "
+             "other ways have left, zeros of zero_grad(false) too, by zero_grad()",
+             who, known(p).name, describe(p));
+}
+
 Tensor Sharding::own_gradient(const Tensor& parameter) const {
   const Known& k = known(parameter);
-  BRRR_CHECK(!gradients_ || !parameter.grad().defined(),
-             "parameter {}, {}, has a gradient that no rank has exchanged (shard_gradients); go "
-             "backward through its DataParallel, which must outlive the training, or drop the "
-             "gradient by zero_grad()",
-             k.name, describe(parameter));
   if (!k.own.defined()) return {};
   if (gradients_) return k.used ? k.own.grad() : Tensor();
   const Tensor g = parameter.grad();

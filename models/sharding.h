@@ -35,8 +35,7 @@ class Sharding : NotCopied {
   void set_used(const Tensor& parameter) { known_.at(parameter.impl()).used = true; }
   /// Whether gradients are kept by their owners, of several ranks.
   bool gradients() const { return gradients_; }
-  /// The gradient of what this rank updates, undefined if there is none. Throws if gradients are
-  /// kept by their owners and the parameter has one besides.
+  /// The gradient of what this rank updates, undefined if there is none.
   Tensor own_gradient(const Tensor& parameter) const;
   /// Of a parameter's gradient, which has been summed, `scale` times the own part is added to what
   /// that has, and nothing else is left.
@@ -51,6 +50,8 @@ class Sharding : NotCopied {
   std::vector<Tensor> norms_of_parts(const std::vector<Tensor>& parameters) const;
   /// Throws unless the parameter has the memory that it had when this was made.
   void check_in_place(const char* who, const Tensor& parameter) const;
+  /// Throws if gradients are kept by their owners and the parameter has one besides.
+  void check_exchanged(const char* who, const Tensor& parameter) const;
   static constexpr const char* kMend = "move or convert the model before DataParallel";
 
  private:

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "core/check.h"
-#include "models/text/sources.h"
+#include "models/text/text.h"
 
 namespace examples {
 

@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "models/file.h"
-#include "models/text/sources.h"
 
 namespace brrr::data {
 

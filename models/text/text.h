@@ -1,6 +1,7 @@
 #pragma once
 // Text files, as the tokenizers take them.
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -20,5 +21,7 @@ std::vector<std::string> source_files(
 /// Those files one after the other: the same text on every machine. Throws if nothing is found.
 std::string load_sources(const std::string& directory,
                          const std::vector<std::string>& extensions = kSourceExtensions);
+/// Whether the sources in a directory are not among those of one above.
+bool is_left_out(const std::filesystem::path& directory);
 
 }  // namespace brrr::data

@@ -16,8 +16,8 @@ namespace {
 
 // --- kernels: rows of n elements -----------------------------------------------------------------
 
-constexpr int64_t kNarrow = int64_t{1}
-                            << 32;   // Shorter rows have positions, and counts, of 32 bits.
+// Shorter rows have positions, and counts, of 32 bits.
+constexpr int64_t kNarrow = int64_t{1} << 32;
 constexpr int64_t kRadixFrom = 256;  // Elements from which counting digits is the faster way.
 
 /// Sorts by the keys, digit by digit from the lowest; entries of equal keys must lie in order of

@@ -16,7 +16,6 @@ endfunction()
 
 brrr_find(torch DEBIAN libtorch-dev HEADERS torch/script.h torch/torch.h
   LIBRARIES torch torch_cpu c10 SUFFIXES torch/csrc/api/include)
-brrr_add_peer(peer_floor_mlp brrr_bench_helpers brrr::openblas)
 foreach(name IN ITEMS peer_torch_mlp peer_torch_gpt)
   if(TARGET brrr::torch)
     brrr_add_peer(${name} brrr::torch)

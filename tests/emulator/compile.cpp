@@ -1,11 +1,13 @@
 // The compiler: the host's own, on the program's text behind the dialect's.
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "backends/cpu/host_compiler.h"
+#include "core/hash.h"
 #include "tests/emulator/device.h"
 #include "tests/emulator/gemm.h"
 #include "tests/emulator/ptx.h"
@@ -106,9 +108,9 @@ int compiler_version() {
   } catch (const std::exception&) {
     // compile() will say why.
   }
-  uint32_t hash = 2166136261;  // FNV-1a
-  for (const char c : all) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
-  return static_cast<int>(hash >> 1);
+  Fnv sum;
+  sum.add(all.data(), all.size());
+  return static_cast<int>(sum.hash & INT_MAX);
 }
 
 }  // namespace

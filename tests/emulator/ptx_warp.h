@@ -41,7 +41,6 @@ struct Warp {
   std::vector<unsigned char> own;        // memory, lane after lane
   std::vector<unsigned char> own_known;  // by byte: written
   uint32_t epoch = 0;                    // barriers so far
-  Mask needed = 0;                       // by a collective instruction that runs
 
   const Operand& operand(const Insn& i, int k) const { return operands[i.first + k]; }
   const uint64_t* row(const Operand& o) const {
