@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,9 +70,11 @@ inline std::string first_lines(const std::string& text, int most = 15) {
 
 /// The words of `text` in lines of at most `most` characters. A longer word is cut.
 inline std::vector<std::string> wrapped(const std::string& text, size_t most) {
+  constexpr const char* kSpace = " \t\n\v\f\r";
   std::vector<std::string> lines(1);
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
+  for (size_t end = 0, at; (at = text.find_first_not_of(kSpace, end)) != text.npos;) {
+    end = std::min(text.find_first_of(kSpace, at), text.size());
+    const std::string word = text.substr(at, end - at);
     if (!lines.back().empty() && lines.back().size() + 1 + word.size() > most) lines.emplace_back();
     lines.back() += (lines.back().empty() ? "" : " ") + word;
     while (lines.back().size() > most) {

@@ -219,15 +219,16 @@ struct DataParallel::State final : NotCopied {
     earlier.clear();
   }
 
-  void used(const std::vector<Tensor>& gradients_of) const {
+  void used(const char* who, const std::vector<Tensor>& gradients_of) const {
     if (pass() == 0) return;
     const bool own =
         std::ranges::any_of(gradients_of, [&](const Tensor& t) { return index.count(t.impl()); });
-    BRRR_CHECK(!own,
-               "DataParallel: a step of the optimiser after {} of {} backward passes (accumulate), "
-               "whose gradients have not been exchanged yet; step after the last one, or drop what "
-               "a short last group has left by zero_grad() of the module",
-               pass(), options.accumulate);
+    BRRR_CHECK(
+        !own,
+        "{}: of a DataParallel's parameters after {} of {} backward passes (accumulate), whose "
+        "gradients have not been exchanged yet; call it after the last one, or drop what a "
+        "short last group has left by zero_grad() of the module",
+        who, pass(), options.accumulate);
   }
 
   // Buckets have the parameters' dtypes, and a sharding has views of them.
@@ -352,9 +353,12 @@ void gradients_dropped(const std::vector<Tensor>& parameters) {
   const std::lock_guard lock(DataParallel::State::mutex);
   for (auto* state : DataParallel::State::all) state->dropped(parameters);
 }
-void gradients_used(const std::vector<Tensor>& parameters) {
+void gradients_used(const char* who, const std::vector<Tensor>& parameters) {
   const std::lock_guard lock(DataParallel::State::mutex);
-  for (auto* state : DataParallel::State::all) state->used(parameters);
+  for (auto* state : DataParallel::State::all) state->used(who, parameters);
+  if (const auto sharding = Sharding::of(parameters)) {
+    for (const Tensor& p : parameters) sharding->check_exchanged(who, p);
+  }
 }
 
 DataParallel::DataParallel(models::Module& module, DataParallelOptions options) {

@@ -37,9 +37,10 @@ struct DataParallelOptions {
   bool shard_gradients = false;
 };
 
-/// Optimisers tell that they drop gradients of these, or are about to use them.
+/// Optimisers tell that they drop gradients of these.
 void gradients_dropped(const std::vector<Tensor>& parameters);
-void gradients_used(const std::vector<Tensor>& parameters);
+/// `who` is about to use gradients of these: throws unless all of them have been exchanged.
+void gradients_used(const char* who, const std::vector<Tensor>& parameters);
 
 /// The text of rank `root`, on every rank.
 std::string broadcast_text(const std::string& text, int root);

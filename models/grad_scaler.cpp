@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "models/data_parallel.h"
+#include "models/sharding.h"
 #include "ops/dist_ops.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
@@ -31,6 +33,7 @@ Tensor GradScaler::scale(const Tensor& loss) const {
 }
 
 Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
+  dist::gradients_used("GradScaler::unscale_", parameters);
   NoGradGuard guard;
   const Tensor inverse = 1.0 / scale_;
   // 0 * g is 0, or NaN where g is not finite, and so are sums of it: no sum overflows.

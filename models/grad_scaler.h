@@ -31,7 +31,8 @@ class GradScaler : NotCopied {
   /// loss * scale, differentiable; float32 at least, so that a 16-bit loss does not overflow.
   Tensor scale(const Tensor& loss) const;
   /// Divides the parameters' gradients by the scale, in place, a shared one once. Returns a 0-d
-  /// bool: whether any of them is infinite or NaN.
+  /// bool: whether any of them is infinite or NaN. Throws where a DataParallel has yet to exchange
+  /// them.
   Tensor unscale_(const std::vector<Tensor>& parameters) const;
   /// Shrinks the scale if the step was skipped, else counts it and lets the scale grow when due.
   /// The scale stays within [2^-126, 2^126], so that it always has an inverse.

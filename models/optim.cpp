@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "models/data_parallel.h"
+#include "models/sharding.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
@@ -42,6 +43,10 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
 
 Optimizer::~Optimizer() = default;
 
+const Tensor& Optimizer::own(size_t i) const {
+  return shares_ ? shares_->sharding()->known(parameters_[i]).own : parameters_[i];
+}
+
 void Optimizer::zero_grad(bool set_to_none) const {
   NoGradGuard guard;
   // Whose gradients their owners keep has one although p.grad() is undefined.
@@ -73,12 +78,10 @@ void Optimizer::step(const Tensor& skip) {
              "{}: its parameters were sharded after it was made; make the optimiser after the "
              "DataParallel",
              name_);
-  dist::gradients_used(parameters_);
+  dist::gradients_used(name_, parameters_);
   NoGradGuard guard;
   for (const Tensor& p : parameters_) {
-    if (!shares_) continue;
-    shares_->sharding()->check_in_place(name_, p);
-    shares_->sharding()->check_exchanged(name_, p);
+    if (shares_) shares_->sharding()->check_in_place(name_, p);
   }
   const auto gradient = [&](const Tensor& p) {
     return shares_ ? shares_->sharding()->own_gradient(p) : p.grad();
@@ -244,6 +247,7 @@ std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
 
 Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
   BRRR_CHECK(max_norm >= 0, "clip_grad_norm_: max_norm must not be negative, got {}", max_norm);
+  dist::gradients_used("clip_grad_norm_", parameters);
   NoGradGuard guard;
   const auto sharding = dist::Sharding::of(parameters);
   const bool apart = sharding && sharding->gradients();

@@ -7,9 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "models/sharding.h"
 #include "models/state_dict.h"
 #include "ops/optimizer_ops.h"
+
+namespace brrr::dist {
+class ParameterShares;
+}
 
 namespace brrr::optim {
 
@@ -55,9 +58,7 @@ class Optimizer : NotCopied {
   Optimizer(const char* name, std::vector<Tensor> parameters, double lr, double weight_decay);
   /// What this process updates, and so has the state of: parameter i, a part of it as a row of
   /// elements, or nothing.
-  const Tensor& own(size_t i) const {
-    return shares_ ? shares_->sharding()->known(parameters_[i]).own : parameters_[i];
-  }
+  const Tensor& own(size_t i) const;
   /// Names a tensor of parameter i's state; returns it.
   Tensor add_state(size_t i, const char* name, const Tensor& t);
   /// Zeros like own(i), in float32 at least; of another rank's parameter without memory.
@@ -141,7 +142,8 @@ std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters);
 
 /// Scales the gradients so that their common 2-norm is at most `max_norm`; returns the norm before,
 /// 0-d. Where `max_norm` is infinite it only measures. Nothing is read on the host. A gradient
-/// tensor that several leaves share is scaled once.
+/// tensor that several leaves share is scaled once. Throws where a DataParallel has yet to exchange
+/// them.
 Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm);
 
 }  // namespace brrr::optim

@@ -26,11 +26,14 @@ std::string load_text(const std::string& path) {
   return text;
 }
 
-bool is_left_out(const fs::path& directory) {
-  const std::string name = directory.filename().string();
+const std::vector<std::string> kSourceExtensions = {".h", ".cpp", ".md"};
+
+bool is_left_out(const std::string& directory) {
+  const fs::path path = directory;
+  const std::string name = path.filename().string();
   std::error_code none;
   return name.starts_with('.') || name.starts_with("build") || name == "out" ||
-         fs::exists(directory / "CMakeCache.txt", none);
+         fs::exists(path / "CMakeCache.txt", none);
 }
 
 std::vector<std::string> source_files(const std::string& directory,

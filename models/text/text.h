@@ -1,7 +1,6 @@
 #pragma once
 // Text files, as the tokenizers take them.
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,7 +11,7 @@ std::string load_bytes(const std::string& path);
 /// The same for a text: throws at a NUL byte, which no text has, but binary files and UTF-16 do.
 std::string load_text(const std::string& path);
 
-inline const std::vector<std::string> kSourceExtensions = {".h", ".cpp", ".md"};
+extern const std::vector<std::string> kSourceExtensions;  ///< .h, .cpp, .md
 
 /// The sources below a directory, as they are called from there on, ordered by path. Hidden
 /// directories, build* and out, directories with a CMakeCache.txt, and links are left out.
@@ -22,6 +21,6 @@ std::vector<std::string> source_files(
 std::string load_sources(const std::string& directory,
                          const std::vector<std::string>& extensions = kSourceExtensions);
 /// Whether the sources in a directory are not among those of one above.
-bool is_left_out(const std::filesystem::path& directory);
+bool is_left_out(const std::string& directory);
 
 }  // namespace brrr::data

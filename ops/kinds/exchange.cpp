@@ -138,6 +138,7 @@ int Exchange::reserve_tags(int n) {
 }
 
 void Exchange::return_tags(int first, int n) {
+  if (in_child()) return;  // Another thread may have held the lock when it was forked.
   const std::lock_guard lock(mutex_);
   std::fill_n(reserved_.begin() + (first - kFirstTag), n, false);
 }
