@@ -184,6 +184,8 @@ bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
 Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c) {
   const Attrs &a = e.attrs, &b = c.attrs;
   if (e.op != c.op || e.n_in != c.n_in || e.into != c.into) return {Mismatch::Op};
+  // A row op's gradient has those of its weights only where they are wanted.
+  if (e.n_out != c.n_out) return {Mismatch::Results};
   for (int w = 0; w < std::min(a.n, b.n); ++w) {
     if (a.v[w] != b.v[w] && !(a.dynamic >> w & 1)) return {Mismatch::Word, w};
   }

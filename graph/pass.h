@@ -108,7 +108,7 @@ class Pass final : public Recorder {
  private:
   /// Where a call first differs from an instruction.
   struct Mismatch {
-    enum Kind : uint8_t { None, Op, Word, Attributes, Operand } kind = None;
+    enum Kind : uint8_t { None, Op, Results, Word, Attributes, Operand } kind = None;
     int at = 0;  ///< The attribute word; the operand, counted on through the destinations.
     explicit operator bool() const { return kind != None; }
   };

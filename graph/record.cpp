@@ -290,6 +290,9 @@ std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const 
     case Mismatch::Op:
       return fmt::format("op differs: {}: found {}{} instead", where, c->op->name,
                          c->into ? "_" : "");
+    case Mismatch::Results:
+      return fmt::format("op differs: {}: {} results were wanted, now {}", where, e.n_out,
+                         c->n_out);
     case Mismatch::Word:
       return fmt::format("attribute {} differs: {}: {}", m.at, where,
                          describe_word(e.attrs, *c, m.at));

@@ -39,6 +39,47 @@ TEST_CASE("pitfall A16: no entry serves a call that it was not made for") {
   });
 }
 
+// Its gradient has one result or three.
+TEST_CASE("pitfall A10: a norm's weights are trained, frozen and trained again") {
+  for (const bool frozen_first : {false, true}) {
+    same_in_all_modes([&](const StepOptions& options, Trace& t) {
+      Tensor w = randn({6, 6}), scale = ones({6}), shift = zeros({6});
+      w.set_requires_grad(true);
+      optim::SGD opt({w, scale, shift}, {.lr = 0.1});
+      auto step = brrr::step(
+          [&](const Tensor& x) {
+            opt.zero_grad();
+            const Tensor h = rms_norm(layer_norm(matmul(x, w), {6}, scale, shift), {6}, scale);
+            const Tensor loss = (h * h * x).sum();
+            loss.backward();
+            opt.step();
+            return loss.detach();
+          },
+          options);
+      for (int i = 0; i < 12; ++i) {
+        for (const Tensor& p : {scale, shift})
+          p.set_requires_grad((i / 3 % 2 == 0) != frozen_first);
+        t.add(step(randn({4, 6})));
+        t.add_leaves({w, scale, shift});
+      }
+    });
+  }
+  // Nothing is left of the results that are not wanted any more.
+  Tensor w = randn({64}).set_requires_grad(), scale = ones({64}).set_requires_grad();
+  auto step = brrr::step([&](const Tensor& x) {
+    w.set_grad({});
+    scale.set_grad({});
+    rms_norm(x * w, {64}, scale).square().sum().backward();
+  });
+  for (int i = 0; i < 3; ++i) step(randn({2, 64}));
+  scale.set_requires_grad(false).set_grad({});
+  for (int i = 0; i < 3; ++i) step(randn({2, 64}));
+  const size_t before = memory_stats(default_device()).live;
+  for (int i = 0; i < 5; ++i) step(randn({2, 64}));
+  CHECK(memory_stats(default_device()).live == before);
+  step.freeze();
+}
+
 TEST_CASE("pitfall A19: in-place updates of views, inputs and saved tensors") {
   same_in_all_modes([](const StepOptions& options, Trace& t) {
     Tensor state = randn({4, 6}), w = randn({6});

@@ -63,6 +63,9 @@ TEST_CASE("save_checkpoint: all ranks find the file when it returns, or all thro
   }
   const std::string said = message([&] { save_checkpoint(dir.path + "none/ck", state); });
   CHECK_MESSAGE(said.find("/none/") != std::string::npos, said);
+  if (dist::rank() == 0) state.step = -1;  // What is wrong with the state of the one that writes.
+  const std::string wrong = message([&] { save_checkpoint(dir.path + "ck", state); });
+  CHECK_MESSAGE(wrong.find("the step is -1") != std::string::npos, wrong);
 }
 
 TEST_CASE("load_checkpoint: ranks that have different files are named, and nothing changes") {
