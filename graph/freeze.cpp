@@ -104,6 +104,7 @@ static void note_captured(Frozen& f) {
 // step lives there, and the next argument would be taken for it.
 static bool strays(const Recording& r, const Entry::Argument& a) {
   const Extent touched = r.extent(r.externals[a.external]);
+  if (touched.value == kNone) return false;  // There are no elements.
   const auto item = static_cast<int64_t>(itemsize(a.dtype));
   int64_t end = 1 - a.base;
   for (int d = 0; d < a.sizes.size(); ++d) end += (a.sizes[d] - 1) * a.strides[d];

@@ -125,7 +125,8 @@ static uint16_t numbers_of(const OpCall& c) {
 uint16_t Pass::varying_words(const OpCall& c, const std::vector<uint32_t>& ids) {
   const size_t at = fresh_.instrs.size();
   const Instr* const e = left_ && at < left_->instrs.size() ? &left_->instrs[at] : nullptr;
-  const bool goes_on = e && e->op == c.op && e->into == c.into && e->n_in == c.n_in;
+  const bool goes_on =
+      e && e->op == c.op && e->into == c.into && e->n_in == c.n_in && e->n_out == c.n_out;
   if (!goes_on) left_ = nullptr;
   if (!goes_on) return 0;
   bool same = true;

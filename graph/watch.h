@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -191,7 +192,7 @@ struct Profile::Watch final : Observer {
   void note(uint32_t number, const std::string& module, const char* kind, const Work& work,
             Device device, const Name& name) {
     const auto [it, fresh] = at[module].try_emplace(number, rows.size());
-    if (fresh) rows.push_back({name(), module, kind, 0, 0, 0, {}});
+    if (fresh) it->second = row_of({name(), module, kind, 0, 0, 0, {}});
     if (closed.from) {
       host_us += closed.us;
       draw({it->second, Host, closed.at_us, closed.us, work, -1});
@@ -203,6 +204,15 @@ struct Profile::Watch final : Observer {
       count(it->second, closed.us, work, device);
     }
     mark = Clock::now();
+  }
+  // An op has one number where it runs by itself and another in replays.
+  size_t row_of(ProfileRow row) {
+    const auto same = [&](const ProfileRow& r) {
+      return std::tie(r.op, r.module, r.kind) == std::tie(row.op, row.module, row.kind);
+    };
+    const auto k = static_cast<size_t>(std::ranges::find_if(rows, same) - rows.begin());
+    if (k == rows.size()) rows.push_back(std::move(row));
+    return k;
   }
   void count(size_t row, double us, const Work& work, Device device) {
     const TimeSplit t = split_time(us, work.flops, work.bytes, limits_of(device), work.dtype);

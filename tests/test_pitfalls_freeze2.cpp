@@ -1,4 +1,6 @@
 // Frozen steps: failures, gradients that stay where they are, what was seen to differ before.
+#include <functional>
+
 #include "backends/cpu/allocator.h"
 #include "pitfalls.h"
 
@@ -183,6 +185,27 @@ TEST_CASE("pitfall A25: a batch of another size makes no number one that varies"
       kEarly);
   for (const int64_t n : {8, 8, 8, 3, 3}) step(randn({n, 4}));
   CHECK(error_of([&] { step.freeze(); }) == "");
+}
+
+TEST_CASE("pitfall A25: an argument without elements, wherever it would lie, may be frozen") {
+  const std::function<Tensor()> all[] = {[] {
+                                           return zeros({0, 0, 4, 64});
+                                         },
+                                         [] {
+                                           return zeros({0, 6}).slice(1, 0, 6, 2);
+                                         },
+                                         [] {
+                                           return zeros({4, 6}).slice(0, 1, 1);
+                                         },
+                                         [] {
+                                           return zeros({3, 0}).t();
+                                         }};
+  for (const auto& make : all) {
+    auto step = brrr::step([](const Tensor& x) { return x * 2.0; });
+    for (int i = 0; i < 3; ++i) step(make());
+    step.freeze();
+    CHECK(step(make()).sizes() == make().sizes());
+  }
 }
 
 TEST_CASE("pitfall A25: a frozen step tells an argument that is there from one that is not") {

@@ -75,6 +75,19 @@ TEST_CASE("profile: making figures is not in them") {
 
 TEST_SUITE_BEGIN("host");
 
+TEST_CASE("profile: an op in a replay and by itself is one row") {
+  auto step = brrr::step([](const Tensor& x) { return x.sum(); });
+  const Tensor x = randn({1000});
+  for (int i = 0; i < 3; ++i) step(x);
+  Profile p;
+  step(x);
+  (void)x.sum();
+  const auto rows = p.rows();
+  REQUIRE(rows.size() == 1);
+  CHECK(rows[0].op == "sum");
+  CHECK(rows[0].calls == 2);
+}
+
 TEST_CASE("profile: reset() begins anew") {
   const Tensor x = ones({3});
   Profile profile;
