@@ -79,6 +79,7 @@ struct Frozen {
   const char* refusal = nullptr;  ///< Why it cannot be frozen; null if it can.
   bool grad_enabled = true;
   DType autocast = kFloat32;
+  Device device = kCPU;  ///< Where tensors were made, by default.
   uint64_t epoch = 0;
 };
 

@@ -104,7 +104,8 @@ static void note_captured(Frozen& f) {
 // step lives there, and the next argument would be taken for it.
 static bool strays(const Recording& r, const Entry::Argument& a) {
   const Extent touched = r.extent(r.externals[a.external]);
-  if (touched.value == kNone) return false;  // There are no elements.
+  if (touched.value == kNone) return false;  // Nothing that has elements.
+  if (numel_of(a.sizes) == 0) return true;
   const auto item = static_cast<int64_t>(itemsize(a.dtype));
   int64_t end = 1 - a.base;
   for (int d = 0; d < a.sizes.size(); ++d) end += (a.sizes[d] - 1) * a.strides[d];
@@ -168,11 +169,13 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   }
   f.grad_enabled = context.grad_enabled;
   f.autocast = context.autocast;
+  f.device = default_device();
   f.epoch = settings_epoch();
   if (is_frozen_) refuse_bindings(f);
   if (f.refusal) {  // For nothing they would keep alive what the function has let go of.
     f.effects.gradients.clear();
     f.effects.results.clear();
+    f.effects.bindings.clear();
   }
 }
 
@@ -232,7 +235,7 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
   std::lock_guard lock(mutex_);
   const Frozen& f = last_;
   if (f.refusal || context.grad_enabled != f.grad_enabled || context.autocast != f.autocast ||
-      settings_epoch() != f.epoch) {
+      default_device() != f.device || settings_epoch() != f.epoch) {
     return nullptr;
   }
   // What a backward pass does, set a gradient or add to it, depends on there being one.

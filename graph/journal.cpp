@@ -42,7 +42,8 @@ void Pass::note_effects() {
       host_effect_ = "it changes whether a tensor from outside requires grad";
     }
   }
-  if (sets_rng && !draws_in_turn()) host_effect_ = "it sets the random stream itself";
+  if ((sets_rng || expected_->other_stream) && !draws_in_turn())
+    host_effect_ = "it sets the random stream itself, or did so when it was recorded";
   if (goes_back) host_effect_ = "it runs backward through a tape from before the step";
   if (modes)
     host_effect_ =

@@ -121,8 +121,9 @@ struct Recording {
   std::vector<uint32_t> survivors;  ///< Storages alive after the step, rising.
   std::vector<bool> gradients;      ///< By survivor: it became a leaf's gradient.
   uint64_t draws = 0;               ///< Numbers of the random stream that a step consumes.
-  bool tf32 = false;                ///< allow_tf32(), when it was recorded.
-  std::vector<bool> again;  ///< By instruction: one made anew what could be kept. Empty: none.
+  bool other_stream = false;  ///< It drew, or may have, from another stream than it began with.
+  bool tf32 = false;          ///< allow_tf32(), when it was recorded.
+  std::vector<bool> again;    ///< By instruction: one made anew what could be kept. Empty: none.
 
   // What follows from the above, once that is complete.
   std::vector<Cue> cues;      ///< Of each instruction, and one more.

@@ -220,11 +220,11 @@ struct DataParallel::State final : NotCopied {
   }
 
   void used(const char* who, const std::vector<Tensor>& gradients_of) const {
-    if (pass() == 0) return;
-    const bool own =
-        std::ranges::any_of(gradients_of, [&](const Tensor& t) { return index.count(t.impl()); });
+    // Another model's passes may be under way on another thread: they are not looked at.
+    const auto is_own = [&](const Tensor& t) { return index.count(t.impl()) != 0; };
+    if (std::ranges::none_of(gradients_of, is_own)) return;
     BRRR_CHECK(
-        !own,
+        pass() == 0,
         "{}: of a DataParallel's parameters after {} of {} backward passes (accumulate), whose "
         "gradients have not been exchanged yet; call it after the last one, or drop what a "
         "short last group has left by zero_grad() of the module",

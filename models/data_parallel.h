@@ -11,7 +11,8 @@ namespace brrr::dist {
 
 struct DataParallelOptions {
   /// Backward passes of this rank that make one step; gradients are exchanged in the last of them
-  /// and are the mean over all passes of all ranks. An optimiser's step before that is refused.
+  /// and are the mean over all passes of all ranks. An optimiser's step, clip_grad_norm_ and
+  /// GradScaler::unscale_ are refused before that.
   int64_t accumulate = 1;
   /// Gradients travel in buckets of about so many bytes, while others are still being computed.
   /// 0: a quarter of the model, at least 1 MB and at most 25 MB: each costs a computation without a
@@ -39,7 +40,8 @@ struct DataParallelOptions {
 
 /// Optimisers tell that they drop gradients of these.
 void gradients_dropped(const std::vector<Tensor>& parameters);
-/// `who` is about to use gradients of these: throws unless all of them have been exchanged.
+/// `who` is about to use gradients of these: throws between the passes of a step, and where
+/// shard_gradients has left one that no rank has exchanged.
 void gradients_used(const char* who, const std::vector<Tensor>& parameters);
 
 /// The text of rank `root`, on every rank.

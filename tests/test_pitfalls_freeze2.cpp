@@ -1,5 +1,6 @@
 // Frozen steps: failures, gradients that stay where they are, what was seen to differ before.
 #include <functional>
+#include <optional>
 
 #include "backends/cpu/allocator.h"
 #include "pitfalls.h"
@@ -206,6 +207,48 @@ TEST_CASE("pitfall A25: an argument without elements, wherever it would lie, may
     step.freeze();
     CHECK(step(make()).sizes() == make().sizes());
   }
+}
+
+TEST_CASE("pitfall A25: a step that drew otherwise when it was recorded refuses to freeze") {
+  for (const bool scope : {false, true}) {
+    manual_seed(3);
+    int call = 0;
+    auto step = brrr::step([&](const Tensor& x) {
+      std::optional<RngScope> own;
+      if (call == 0 && scope) own.emplace(7);
+      if (call == 0 && !scope) set_rng_state({3, 1000});
+      ++call;
+      return dropout(x, 0.5, true);
+    });
+    for (int i = 0; i < 3; ++i) step(ones({6}));
+    const std::string said = error_of([&] { step.freeze(); });
+    CHECK_MESSAGE(said.find("did so when it was recorded") != std::string::npos, said);
+  }
+}
+
+TEST_CASE("pitfall A25: a step that cannot be frozen holds no captured tensor beyond its call" *
+          doctest::test_suite("host")) {
+  Tensor h = zeros({4096});
+  auto step = brrr::step([&](const Tensor& x) { h = h * 0.9 + x; });
+  const Tensor x = ones({4096});
+  const size_t before = memory_stats(kCPU).live;
+  for (int i = 0; i < 4; ++i) {
+    step(x);
+    CHECK(memory_stats(kCPU).live == before);
+  }
+}
+
+TEST_CASE("pitfall A25: a frozen step makes tensors where they are made by default now") {
+  if (!cuda_available()) return;
+  const Device was = default_device();
+  auto step = brrr::step([] { return ones({2}) * 2.0; });
+  for (int i = 0; i < 3; ++i) step();
+  step.freeze();
+  for (const Device device : {kCUDA, kCPU}) {
+    set_default_device(device);
+    CHECK(step().device() == device);
+  }
+  set_default_device(was);
 }
 
 TEST_CASE("pitfall A25: a frozen step tells an argument that is there from one that is not") {

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -100,8 +101,11 @@ TEST_CASE("load_checkpoint: ranks that have different files are named, and nothi
 TEST_CASE("a process that a rank forks ends as any other does, and exchanges nothing") {
   if (default_device() != kCPU) return;
   std::fflush(nullptr);
+  models::Linear model(3, 2);
+  auto ddp = std::make_unique<dist::DataParallel>(model);
   const pid_t child = fork();
   if (child == 0) {
+    ddp.reset();
     const bool refused = message([] { dist::barrier(); }).find("forked") != std::string::npos;
     std::exit(refused || dist::size() == 1 ? 0 : 1);
   }
