@@ -48,7 +48,8 @@ static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cu
   cue.op = nullptr;
   // What has no operand in memory says on which device it is made, which no cue compares.
   const bool made = !i.into && std::ranges::count(r.in(i), kNone) == i.n_in;
-  // No cue compares the number of results: of ops that always have one, and no views (split).
+  // No cue compares the number of results: ops that may have others get none, nor do views, whose
+  // memory is not their own (split and unbind, below).
   if (i.n_out != 1 || i.op->n_out != 1 || i.n_in == 0 || made || i.n_in > Cue::kOperands ||
       i.attrs.dynamic || i.attrs.n > Cue::kWords) {
     return;
