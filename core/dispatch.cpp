@@ -9,8 +9,8 @@
 
 namespace brrr {
 
-Ref<ControlCell> control_cell(double v) {
-  return Ref<ControlCell>::adopt(new ControlCell{.refs = {}, .value = v});
+Ref<ControlCell> control_cell(double v, ControlCell::Kind kind) {
+  return Ref<ControlCell>::adopt(new ControlCell{.refs = {}, .value = v, .kind = kind});
 }
 
 const char* name(OpKind k) {

@@ -18,14 +18,16 @@ inline constexpr int kInlineInputs = 4;
 /// A host number that may change between steps without a new recording: learning rates and the
 /// like. Calls made with one never compare its value; it is read when the step is replayed.
 struct ControlCell {
-  enum Kind : uint8_t { Value, RngSeed, RngDraw };
+  enum Kind : uint8_t { Value, RngSeed, RngDraw, Mark };
   RefCount refs;
   double value = 0;
-  Kind kind = Value;  ///< The generator's words come from core/rng.h instead of `value`.
+  /// The generator's words come from core/rng.h instead of `value`. A mark is read by no op, and
+  /// a frozen step sets it as the function did.
+  Kind kind = Value;
 };
 inline void destroy(ControlCell* c) noexcept { delete c; }
 /// A cell holding `v`.
-Ref<ControlCell> control_cell(double v);
+Ref<ControlCell> control_cell(double v, ControlCell::Kind kind = ControlCell::Value);
 
 /// Scalar attributes by bits. Word i of a pointwise call belongs to its i-th scalar operand. Other
 /// ops name theirs in a struct beside the row, members of eight bytes each, which is pushed and

@@ -242,6 +242,9 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
   for (const auto& [leaf, id, had, view] : f.effects.gradients) {
     if ((leaf.impl()->grad != nullptr) != had) return nullptr;
   }
+  for (const Effects::Mark& m : f.effects.marks) {
+    if (m.cell->value != m.before) return nullptr;
+  }
   // Backward would go on into a history that one has got, or lost, in place.
   for (size_t x = 0; x < f.effects.bindings.size(); ++x) {
     const Storage* const captured = f.effects.bindings[x].storage.get();

@@ -49,7 +49,14 @@ void Pass::note_effects() {
     host_effect_ =
         "it left a module in another mode (train, eval) than it found it in; call it once more, or "
         "switch outside";
-  if (!cells_.empty()) host_effect_ = "it sets a learning rate or the like itself";
+  if (!cells_.empty()) leaves_.clear();
+  for (const auto& [cell, before] : cells_) {
+    const bool mark = cell->kind == ControlCell::Mark;
+    if (!mark) host_effect_ = "it sets a learning rate or the like itself";
+    if (mark && leaves_.insert(cell.get())) {
+      effects_.marks.push_back({cell, before, cell->value});
+    }
+  }
 }
 
 void Pass::find_replaced(std::vector<Replaced>& list) const {
@@ -128,6 +135,9 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
   for (const auto& [leaf, id, had, view] : e.gradients) {
     if (keeps_gradient(leaf.impl()->grad, id, view, safe)) continue;
     leaf.set_grad(id == kNone ? Tensor() : tensor(id, view));
+  }
+  for (const auto& [cell, before, after] : e.marks) {
+    if (before != after) set_control(*cell, after);
   }
   for (const auto& [id, view] : e.results) results.push_back(tensor(id, view));
 }

@@ -124,6 +124,7 @@ void Effects::clear() noexcept {
   gradients.clear();
   written.clear();
   cells.clear();
+  marks.clear();
 }
 
 void Pass::release(Effects* keep) noexcept {

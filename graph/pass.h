@@ -42,12 +42,18 @@ struct Effects {
     uint32_t value;
     View view;
   };
+  /// Set by the call.
+  struct Mark {
+    Ref<ControlCell> cell;
+    double before, after;
+  };
   std::vector<Binding> bindings;
   std::vector<Result> results;
   std::vector<Gradient> gradients;
   std::vector<uint32_t> written;  ///< External numbers, once per write.
   /// Where each control word comes from; null: host data or a number that was seen to vary.
   std::vector<Ref<ControlCell>> cells;
+  std::vector<Mark> marks;
 
   void clear() noexcept;
 };

@@ -53,7 +53,7 @@ void Optimizer::zero_grad(bool set_to_none) const {
   const auto* const sharding = shares_ ? shares_->sharding().get() : nullptr;
   std::vector<bool> kept;  // Empty: none.
   if (!set_to_none && sharding && sharding->gradients()) {
-    for (const Tensor& p : parameters_) kept.push_back(sharding->known(p).used);
+    for (const Tensor& p : parameters_) kept.push_back(sharding->used(p));
   }
   dist::Sharding::forget_gradients(parameters_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -255,7 +255,7 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
   bool any_double = false;
   for (const Tensor& p : parameters) {
     const Tensor g = p.grad();
-    if (!(apart ? sharding->known(p).used : g.defined())) continue;
+    if (!(apart ? sharding->used(p) : g.defined())) continue;
     any_double |= (apart ? p : g).dtype() == kFloat64;
     apart ? used.push_back(p) : norms.push_back(dist::norm_of(g));
   }

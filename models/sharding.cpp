@@ -129,10 +129,14 @@ void Sharding::check_exchanged(const char* who, const Tensor& p) const {
              who, known(p).name, describe(p));
 }
 
+void Sharding::set_used(const Known& known, bool used) {
+  if ((known.used->value != 0) != used) set_control(*known.used, used ? 1 : 0);
+}
+
 Tensor Sharding::own_gradient(const Tensor& parameter) const {
   const Known& k = known(parameter);
   if (!k.own.defined()) return {};
-  if (gradients_) return k.used ? k.own.grad() : Tensor();
+  if (gradients_) return k.used->value != 0 ? k.own.grad() : Tensor();
   const Tensor g = parameter.grad();
   if (!k.divided || !g.defined()) return g;
   return own_elements(g.contiguous(), k.cuts);
@@ -155,8 +159,8 @@ void Sharding::forget_gradients(const std::vector<Tensor>& parameters) {
   for (size_t k = 0; k < parameters.size() && !r.all.empty(); ++k) {
     const auto its = r.of(parameters[k]);
     if (!its || !its->gradients_) continue;
-    Known& known = its->known_.at(parameters[k].impl());
-    known.used = false;
+    const Known& known = its->known(parameters[k]);
+    set_used(known, false);
     if (known.own.defined()) known.own.set_grad({});
   }
 }
@@ -249,7 +253,7 @@ void ParameterShares::send() const {
   std::vector<Tensor> values;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Tensor& p = parameters_[i];
-    if (!(sharding_->gradients() ? sharding_->known(p).used : p.grad().defined())) continue;
+    if (!(sharding_->gradients() ? sharding_->used(p) : p.grad().defined())) continue;
     changed.push_back(i);
     values.push_back(p);
     values_->begin(values.back(), i, {});

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/op.h"
 #include "models/state_dict.h"
 #include "ops/kinds/exchange_buckets.h"
 
@@ -28,11 +29,14 @@ class Sharding : NotCopied {
     Tensor parameter, made;  ///< As it is, as it was.
     /// What this rank updates: the parameter, a leaf [n] in its memory, or undefined.
     Tensor own = {};
-    bool divided = false, used = false;  ///< Used: there is a gradient of it, on whatever rank.
+    bool divided = false;
+    /// Not 0: there is a gradient of it, on whatever rank. A step that throws puts it back.
+    Ref<ControlCell> used = control_cell(0, ControlCell::Mark);
     std::unique_ptr<Buckets> parts = nullptr;  ///< That norms gather.
   };
   const Known& known(const Tensor& parameter) const { return known_.at(parameter.impl()); }
-  void set_used(const Tensor& parameter) { known_.at(parameter.impl()).used = true; }
+  bool used(const Tensor& parameter) const { return known(parameter).used->value != 0; }
+  void set_used(const Tensor& parameter) const { set_used(known(parameter), true); }
   /// Whether gradients are kept by their owners, of several ranks.
   bool gradients() const { return gradients_; }
   /// The gradient of what this rank updates, undefined if there is none.
@@ -56,6 +60,7 @@ class Sharding : NotCopied {
 
  private:
   Sharding() = default;
+  static void set_used(const Known& known, bool used);
   Tensor sums_of_own(const Tensor& parameter) const;
   std::unordered_map<const TensorImpl*, Known> known_;
   bool gradients_ = false;

@@ -54,6 +54,63 @@ TEST_CASE("DataParallel: a step that throws between its passes leaves nothing to
   }
 }
 
+TEST_CASE("DataParallel: a step that throws gives back the gradients that their owners keep") {
+  const auto train = [](bool disturbed) {
+    manual_seed(5);
+    Two model;
+    dist::DataParallel ddp(model, {.shard_gradients = true});
+    optim::SGD opt(model.parameters(), {.lr = 0.1});
+    const Tensor x = batch(dist::rank(), 0).narrow(1, 0, 2).contiguous();
+    const std::vector<char> before = bytes_of(model);
+    bool throws = false;
+    auto step = brrr::step(
+        [&] {
+          opt.zero_grad();
+          if (throws) throw std::runtime_error("a bad batch");
+          ddp(x).square().mean().backward();
+        },
+        Mode::Graph);
+    step();
+    throws = true;
+    if (disturbed) CHECK_THROWS_AS(step(), std::runtime_error);
+    opt.step();
+    CHECK(bytes_of(model) != before);
+    return bytes_of(model);
+  };
+  CHECK(train(true) == train(false));
+}
+
+TEST_CASE("DataParallel: a frozen step sees whether owners keep gradients from before it") {
+  const auto train = [](Mode mode) {
+    manual_seed(5);
+    Two model;
+    dist::DataParallel ddp(model, {.shard_gradients = true});
+    optim::SGD opt(model.parameters(), {.lr = 0.1});
+    const Tensor x = batch(dist::rank(), 0).narrow(1, 0, 2).contiguous();
+    auto step = brrr::step(
+        [&] {
+          opt.zero_grad();
+          ddp(x).square().mean().backward();
+        },
+        mode);
+    for (int i = 0; i < 8; ++i) {
+      if (i == 3) step.freeze();
+      step();
+      if (i > 3) opt.step();
+      if (i == 5 || i == 6) opt.zero_grad();
+    }
+    auto pass = brrr::step([&] { ddp(x).square().mean().backward(); }, mode);
+    for (int i = 0; i < 6; ++i) {
+      if (i != 5) opt.zero_grad();
+      pass();
+      if (i == 1) pass.freeze();
+      opt.step();
+    }
+    return bytes_of(model);
+  };
+  CHECK(train(Mode::Graph) == train(Mode::Eager));
+}
+
 TEST_CASE("DataParallel: forward passes for one backward pass, and evaluations, keep the bits") {
   for (int way = 0; way < 4; ++way) {
     CAPTURE(way);
