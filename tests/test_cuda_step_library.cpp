@@ -22,6 +22,15 @@ Tensors results_of(const Case& c, const Tensors& in) {
   return all;
 }
 
+// The kernels of eager runs, which one by one would take a compiler's start each.
+void build_at_once(const std::vector<Case>& cases) {
+  KernelsNeeded needed;
+  for (const Case& c : cases) results_of(c, inputs_of(c, kFloat32));
+  std::vector<KernelText> all = kernels_of(needed.calls);
+  all.insert(all.end(), needed.rows.begin(), needed.rows.end());
+  build_all(all);
+}
+
 // Whether the case can be a step: some compute on the CPU what they then move.
 bool replays_eagers_bits(const Case& c, bool fuse) {
   const Tensors in = on_gpu(inputs_of(c, kFloat32));
@@ -47,10 +56,11 @@ bool replays_eagers_bits(const Case& c, bool fuse) {
 
 TEST_CASE("cuda step: views, library ops, composites, factories and draws, eager's bits") {
   if (!have_device()) return;
+  const std::vector<Case> cases = all_cases();
+  build_at_once(cases);
   for (bool fuse : {false, true}) {
     CAPTURE(fuse);
     size_t replayed = 0;
-    const std::vector<Case> cases = all_cases();
     for (const Case& c : cases) {
       CAPTURE(std::string(c.covers));
       replayed += replays_eagers_bits(c, fuse);

@@ -122,13 +122,13 @@ Failure end_group() {
 // Whoever queues a group, or waits for it, is told what went wrong.
 Failure state(Communicator*) { return nullptr; }
 
-const nccl::Boundary boundary = {nccl::kAbi, "emulated NCCL", make_id,   join, begin_group,
-                                 send,       receive,         end_group, state};
+const nccl::Boundary nccl_boundary = {nccl::kAbi, "emulated NCCL", make_id,   join, begin_group,
+                                      send,       receive,         end_group, state};
 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const nccl::Boundary* brrr_nccl_boundary() {
-  return &boundary;
+  return &nccl_boundary;
 }
 
 }  // namespace brrr::emulator

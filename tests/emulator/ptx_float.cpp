@@ -56,7 +56,7 @@ template <class T, bool greater> T choose(T a, T b) {
   return (a > b) == greater ? a : b;
 }
 
-template <class T> void add_comparisons(Table& t, const char* type) {
+template <class T> void add_float_comparisons(Table& t, const char* type) {
   const auto name = [&](const char* what) { return std::string("setp.") + what + type; };
   t[name("eq")] = {compare<T, [](T a, T b) { return (a == b); }>};
   t[name("ne")] = {compare<T, [](T a, T b) { return (a < b || a > b); }>};
@@ -74,7 +74,7 @@ template <class T> void add_comparisons(Table& t, const char* type) {
   t[name("nan")] = {compare<T, [](T a, T b) { return (std::isnan(a) || std::isnan(b)); }>};
 }
 
-template <class T> void add_type(Table& t, const char* type) {
+template <class T> void add_float_type(Table& t, const char* type) {
   const auto both = [&](const char* what, Op op) {  // .rn is what no rounding means
     t[std::string(what) + ".rn" + type] = op;
     t[std::string(what) + type] = op;
@@ -92,7 +92,7 @@ template <class T> void add_type(Table& t, const char* type) {
   t[std::string("max") + type] = {binary<T, T, T, choose<T, true>>};
   t[std::string("copysign") + type] = {
       binary<T, T, T, [](T a, T b) { return std::copysign(b, a); }>};
-  add_comparisons<T>(t, type);
+  add_float_comparisons<T>(t, type);
 }
 
 // An approximation is the double result rounded; where there is .ftz, subnormals are zeros.
@@ -108,8 +108,8 @@ template <auto f> void add_rough(Table& t, const std::string& name) {
 }  // namespace
 
 void add_float(Table& t) {
-  add_type<float>(t, ".f32");
-  add_type<double>(t, ".f64");
+  add_float_type<float>(t, ".f32");
+  add_float_type<double>(t, ".f64");
   t["fma.rz.f32"] = {ternary<float, float, float, fma_to_zero>};
   t["div.approx.f32"] = {binary<float, float, float, divide_roughly>};
   t["rcp.approx.ftz.f64"] = {unary<double, double, reciprocal_roughly>};
