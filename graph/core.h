@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 
+#include "core/rng.h"
 #include "graph/plan.h"
 #include "graph/walker.h"
 
@@ -81,6 +82,8 @@ struct Frozen {
   DType autocast = kFloat32;
   Device device = kCPU;  ///< Where tensors were made, by default.
   uint64_t epoch = 0;
+  bool sets_rng = false;  ///< The random stream, which
+  RngState left = {};     ///< a call must find as the last one left it.
 };
 
 class StepCore final : public StepBase {

@@ -82,8 +82,8 @@ class DevicePlan final : public DeviceKernels {
     counts_.launches = direct ? 0 : 1;
     if (direct) launch_directly(now.bindings);
     counts_.direct += direct && !watched;
-    for (const External& x : externals_) {
-      if (x.in_slot && x.written) device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
+    for (size_t k = 0; k < externals_.size(); ++k) {
+      if (externals_[k].in_slot && externals_[k].written) copy_back(k, now.bindings[k]);
     }
     hand_out(now.survivors);
   }
@@ -103,7 +103,10 @@ class DevicePlan final : public DeviceKernels {
   /// What the step touches of an external storage, in bytes from where the binding begins.
   struct External : Extent {
     bool written = false;
-    bool in_slot = false;      ///< The captured kernels use the slot.
+    bool in_slot = false;  ///< The captured kernels use the slot.
+    /// Values of the windows that are written, where none is all of it: other threads may write
+    /// between them.
+    std::vector<uint32_t> windows;
     char* captured = nullptr;  ///< Where the binding began when the step was captured.
     Ref<Storage> slot;
     char* now = nullptr;  ///< Where it begins in this call.
@@ -117,7 +120,33 @@ class DevicePlan final : public DeviceKernels {
     for (uint32_t st : r_.externals) {
       External& x = externals_.emplace_back();
       x.written = r_.written[st];
-      if (r_.storages[st].device != kCPU) static_cast<Extent&>(x) = r_.extent(st);
+      if (r_.storages[st].device == kCPU) continue;
+      static_cast<Extent&>(x) = r_.extent(st);
+      for (const Access& a : r_.accesses[st]) {
+        if (a.write && !std::ranges::count(x.windows, a.value)) x.windows.push_back(a.value);
+      }
+      const auto is_all = [&](uint32_t id) {
+        const Value& v = r_.values[id];
+        return static_cast<size_t>(v.numel * v.item()) == x.bytes();
+      };
+      if (std::ranges::any_of(x.windows, is_all)) x.windows.clear();
+    }
+  }
+
+  void copy_back(size_t k, const Binding& b) const {
+    const External& x = externals_[k];
+    if (x.windows.empty()) return device_.copy(x.now + x.low, x.slot_begin(), x.bytes());
+    for (uint32_t id : x.windows) {
+      const Value& v = r_.values[id];
+      const auto window = [&](const Ref<Storage>& of, int64_t bytes_skipped) {
+        of->refs.retain();
+        Tensor t = placeholder(v, kNone, of.get());
+        t.impl()->offset += bytes_skipped / v.item();
+        return t;
+      };
+      const Tensor to = window(b.storage, b.base * external_item_[k]);
+      const Tensor from = window(x.slot, x.slot_begin() - static_cast<char*>(x.slot->data) - x.low);
+      copy_now(*to.impl(), *from.impl());
     }
   }
 

@@ -171,6 +171,8 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.autocast = context.autocast;
   f.device = default_device();
   f.epoch = settings_epoch();
+  f.sets_rng = s.pass.sets_rng || e->recording.other_stream;
+  f.left = rng_state();
   if (is_frozen_) refuse_bindings(f);
   if (f.refusal) {  // For nothing they would keep alive what the function has let go of.
     f.effects.gradients.clear();
@@ -238,6 +240,9 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
       default_device() != f.device || settings_epoch() != f.epoch) {
     return nullptr;
   }
+  // Where it goes in the stream, it goes from there: draws between calls run the function.
+  const RngState found = rng_state();
+  if (f.sets_rng && (found.seed != f.left.seed || found.draw != f.left.draw)) return nullptr;
   // What a backward pass does, set a gradient or add to it, depends on there being one.
   for (const auto& [leaf, id, had, view] : f.effects.gradients) {
     if ((leaf.impl()->grad != nullptr) != had) return nullptr;
@@ -261,6 +266,7 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
   const Held recorder(context.recorder, &s.pass);
   const Plan* const plan = options_.mode == Mode::Auto ? nullptr : f.entry->built.load();
   s.pass.play(f.effects, s.bindings, results, plan ? plan->safe_to_overwrite() : nullptr);
+  last_.left = rng_state();
   return f.entry;
 }
 

@@ -136,7 +136,7 @@ class TemporaryFile : NotCopied {
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     // A name that is taken belongs to a killed process of the same number.
     if (fd_ < 0 && errno == EEXIST) return false;
-    BRRR_CHECK(fd_ >= 0, "cannot write {}: {}", path_, std::strerror(errno));
+    BRRR_CHECK(fd_ >= 0, "cannot write {}: {}", target_.string(), std::strerror(errno));
     struct stat info;
     const bool locked = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
     if (locked && ::fstat(fd_, &info) == 0 && info.st_nlink > 0) return true;

@@ -157,6 +157,12 @@ void Optimizer::check_state_dict(const StateDict& dict) const {
   check_state(std::string(name_) + "::load_state_dict", all, dict, true);
   check_number(name_, "lr", dict.at("lr").item<double>());
   check_number(name_, "weight_decay", dict.at("weight_decay").item<double>());
+  for (const auto& [name, t] : dict) {
+    if (!name.ends_with("_power") || !t.defined() || t.numel() != 1) continue;
+    const auto power = t.item<double>();
+    BRRR_CHECK(power >= 0 && power <= 1, "{}::load_state_dict: {} is {}, no power of a beta", name_,
+               name, power);
+  }
 }
 
 void Optimizer::load_state_dict(const StateDict& dict) {

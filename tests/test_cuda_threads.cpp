@@ -114,3 +114,27 @@ TEST_CASE("pitfall B4: nothing is queued on the legacy stream") {
   CHECK(d.begin_capture(nullptr) != nullptr);
   check_same(on_cpu(there), zeros({4}));
 }
+
+TEST_CASE("cuda: a replay does not write between the windows of an argument that has moved") {
+  if (!have_device()) return;
+  constexpr int kCalls = 3000;
+  const Tensor a = zeros({4, 2}, kCUDA), b = zeros({4, 2}, kCUDA);
+  auto step = brrr::step(
+      [](const Tensor& column) {
+        column.add_(1.0);
+        return column.sum();
+      },
+      StepOptions{.build_at_first_call = true});
+  const auto call = [&](int k) { step((k % 2 ? a : b).select(1, 0)); };
+  const auto add = [&] { a.select(1, 1).add_(1.0); };
+  for (int k = 0; k < 4; ++k) call(k);
+  add();
+  std::thread other([&] {
+    for (int k = 1; k < kCalls; ++k) add();
+  });
+  for (int k = 0; k < kCalls; ++k) call(k);
+  other.join();
+  CHECK(same_bits(on_cpu(a.select(1, 0)), full({4}, 2.0 + kCalls / 2)));
+  CHECK(same_bits(on_cpu(a.select(1, 1)), full({4}, 1.0 * kCalls)));
+  CHECK(same_bits(on_cpu(b.select(1, 1)), zeros({4})));
+}

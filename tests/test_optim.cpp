@@ -165,6 +165,11 @@ TEST_CASE("optimisers: saved state continues to the last bit") {
   run(one, a, 7, 12);
   run(two, b, 7, 12);
   CHECK(a.to_vector<double>() == b.to_vector<double>());
+  for (const double power : {-1.0, 1.5, std::nan("")}) {
+    StateDict bad = saved;
+    bad["0.beta2_power"] = full({}, power, kFloat64);
+    CHECK_THROWS_WITH_AS(two.load_state_dict(bad), doctest::Contains("no power of a beta"), Error);
+  }
   saved.erase("0.exp_avg");
   CHECK_THROWS_AS(two.load_state_dict(saved), Error);
 }

@@ -187,6 +187,18 @@ TEST_CASE("train_mlp: no checkpoint is beyond a log that has no room left") {
   CHECK(std::stoll(metadata.at("brrr.step")) <= std::count(lines.begin(), lines.end(), '\n'));
 }
 
+TEST_CASE("train_mlp: losses that have no room left end the run at its next line") {
+  const brrr::test::TempCache folder;
+  const std::string csv = folder.dir + "/losses.csv";
+  const Result r =
+      run("train_mlp --steps 1000000 --mode eager --images 100 --hidden 1 --batch 8 --threads 1 "
+          "--log-every 500 --loss-csv " +
+              csv,
+          ".", "ulimit -f 8; ");
+  CHECK(r.status == 1);
+  CHECK(contains(r.text, "--loss-csv: " + csv + " cannot be written"));
+}
+
 // The interrupt key ends `tee` at once, and the run's next line has no reader.
 TEST_CASE("train_mlp: a run whose lines nobody reads any more ends with its checkpoint") {
   const brrr::test::TempCache folder;

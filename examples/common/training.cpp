@@ -234,11 +234,16 @@ void Training::restore() {
   fmt::print("begins with the weights of {}, made in {} steps\n", options_.init, weights.step);
 }
 
+void Training::check_files(LossLog& losses, const std::ofstream& log) const {
+  losses.flush();
+  losses.check();
+  BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", options_.log);
+}
+
 void Training::save(LossLog& losses, const std::ofstream& log) {
   check_losses(losses);
-  losses.flush();  // Who goes on from the checkpoint finds those before it,
-  losses.check();  // and the lines of the log, or there is none.
-  BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", options_.log);
+  // Who goes on from the checkpoint finds the losses and lines before it, or there is none.
+  check_files(losses, log);
   // The loss was that of the parameters before the last update.
   const std::string bad = brrr::models::first_nonfinite(parts_.model->named_parameters());
   BRRR_CHECK(bad.empty(),
@@ -372,6 +377,7 @@ int Training::run() {
       if (logs) {
         last = pace_;
         if (log.is_open()) log << json_of(now) << std::flush;
+        check_files(losses, log);  // Now, not after hours of steps that no checkpoint may have.
       }
       if (saves) save(losses, log);
     }

@@ -174,6 +174,7 @@ class Training {
 
  private:
   int run();
+  void check_files(LossLog& losses, const std::ofstream& log) const;
   void save(LossLog& losses, const std::ofstream& log);
   double one_step(LossLog& losses, bool look);
   double watched_step(LossLog& losses, bool look);

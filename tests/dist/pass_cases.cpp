@@ -80,6 +80,55 @@ TEST_CASE("DataParallel: a step that throws gives back the gradients that their 
   CHECK(train(true) == train(false));
 }
 
+TEST_CASE("DataParallel: gradients on their way are not made anew where memory is short") {
+  const auto train = [](double budget) {
+    manual_seed(5);
+    models::MLP net({.sizes = {12, 16, 12, 12}});
+    net.to(kBFloat16);
+    dist::DataParallel ddp(net, {.accumulate = 2});
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          opt.zero_grad();
+          for (int k = 0; k < 2; ++k) {
+            const Tensor part = x.narrow(0, 4 * k, 4);
+            (ddp(part.to(kBFloat16)).to(kFloat32) - part).square().mean().backward();
+          }
+          opt.step();
+        },
+        StepOptions{.memory_budget = budget});
+    for (int i = 0; i < 3; ++i) {
+      step(of_rank(dist::rank() + 10 * i, {8, 12}, kFloat32) * 0.01);
+    }
+    return bytes_of(net);
+  };
+  CHECK(train(0.3) == train(0));
+}
+
+TEST_CASE("DataParallel: a frozen step draws the same, whatever is drawn between its calls") {
+  const auto train = [](bool freeze) {
+    manual_seed(5);
+    models::Sequential net;
+    net.add<models::Linear>(4, 4);
+    net.add<models::Dropout>(0.5);
+    dist::DataParallel ddp(net);
+    optim::SGD opt(net.parameters(), {.lr = 0.1});
+    auto step = brrr::step([&](const Tensor& x) {
+      opt.zero_grad();
+      ddp(x).square().mean().backward();
+      opt.step();
+    });
+    for (int i = 0; i < 8; ++i) {
+      if (i == 4 && dist::rank() == 0) rand({1});
+      if (i == 6) manual_seed(7);
+      step(ones({2, 4}));
+      if (i == 2 && freeze) step.freeze();
+    }
+    return bytes_of(net);
+  };
+  CHECK(train(true) == train(false));
+}
+
 TEST_CASE("DataParallel: a frozen step sees whether owners keep gradients from before it") {
   const auto train = [](Mode mode) {
     manual_seed(5);
