@@ -46,7 +46,12 @@ std::unique_ptr<data::Tokenizer> new_tokenizer(const GptOptions& o, const std::s
                "--tokenizer gpt2 needs its files: --vocab vocab.json --merges merges.txt");
     return nullptr;
   }
-  return std::make_unique<data::CharTokenizer>(text);
+  try {
+    return std::make_unique<data::CharTokenizer>(text);
+  } catch (const brrr::Error& e) {
+    brrr::fail("--data {}: {}{}", o.data, e.what(),
+               fs::is_directory(o.data) ? " (offsets are of all its files in a row)" : "");
+  }
 }
 
 // The tokenizer that a checkpoint was made with; files that are given must be the same.

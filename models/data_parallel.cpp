@@ -1,13 +1,12 @@
 #include "models/data_parallel.h"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
 #include <list>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -59,32 +58,6 @@ std::vector<std::string> features(const models::Module& m, const DataParallelOpt
 
 }  // namespace
 
-std::string broadcast_text(const std::string& text, int root) {
-  const Tensor length = broadcast(full({1}, static_cast<int64_t>(text.size()), kInt64), root);
-  const auto n = length.item<int64_t>();
-  std::string own = text;
-  own.resize(static_cast<size_t>(n));
-  const auto all = broadcast(from_blob(own.data(), {n}, kUInt8), root).to_vector<uint8_t>();
-  return {all.begin(), all.end()};
-}
-
-void check_alike(const std::string& what, const std::vector<std::string>& own) {
-  if (size() == 1) return;
-  std::istringstream first(broadcast_text(fmt::format("{}\n", fmt::join(own, "\n")), 0));
-  std::string said, line;
-  for (size_t k = 0; said.empty(); ++k) {
-    const bool more = static_cast<bool>(std::getline(first, line));
-    if (!more && k == own.size()) break;
-    const std::string there = more ? line : "nothing more",
-                      here = k < own.size() ? own[k] : "nothing more";
-    if (there != here) said = fmt::format("rank 0 has {}, rank {} has {}", there, rank(), here);
-  }
-  for (int r = 0; r < size(); ++r) {
-    const std::string differs = broadcast_text(said, r);
-    BRRR_CHECK(differs.empty(), "{} differ: {}", what, differs);
-  }
-}
-
 struct DataParallel::State final : NotCopied {
   // What a thread's context points to. It stays: any thread may destroy the DataParallel.
   struct Hook final : GradientHook {
@@ -127,7 +100,11 @@ struct DataParallel::State final : NotCopied {
     hook = &hooks.emplace_back(this);
   }
   ~State() {
-    if (context.gradients == hook) context.gradients = nullptr;
+    if (context.gradients == hook) {
+      context.gradients = nullptr;
+      // Of a pass that was given up each rank has a stream of its own.
+      if (expected && passes() > 1 && stream() == own_stream()) to_stream(after_group(group));
+    }
     hook->state = nullptr;
     const std::lock_guard lock(mutex);
     std::erase(all, this);
@@ -326,13 +303,15 @@ struct DataParallel::State final : NotCopied {
       }
       return set_control(*cell, cell->value + 1);
     }
+    // Not where an RngScope around the forward pass has put back what was there before.
+    const bool moves = stream() == own_stream();
     if (options.accumulate > 1) set_control(*cell, 0);
     if (size() > 1) exchange();
     earlier.clear();
     for (const Tensor& p : parameters) {
       if (!sums_part() && p.grad().defined()) p.grad().mul_(part_of_pass());
     }
-    to_stream(after_group(group));
+    if (moves) to_stream(after_group(group));
   }
 
   void exchange() {
@@ -368,7 +347,7 @@ DataParallel::DataParallel(models::Module& module, DataParallelOptions options) 
       "DataParallel: accumulate must be from 1 to {}, got {}; bucket_bytes not negative, got {}",
       INT32_MAX, options.accumulate, options.bucket_bytes);
   if (size() > 1) {
-    check_alike("DataParallel: the ranks' models", features(module, options));
+    check_alike("DataParallel: the ranks' models or random streams", features(module, options));
     const NoGradGuard guard;
     BRRR_CHECK(!options.in_order || options.accumulate <= Inputs::kMost,
                "DataParallel: in_order keeps the gradients of {} passes apart, {} at most; "

@@ -72,9 +72,10 @@ void check_alike(const std::string& what, const std::vector<std::string>& lines)
 /// Where one of a step's `accumulate` passes throws, zero_grad() of all parameters that require a
 /// gradient begins the step anew, in one call or in several; a recorded step does that by itself.
 /// Its limits: without zero_grad() before a step the old gradient is averaged with the passes, and
-/// that is not what accumulation makes of it. Buffers are rank 0's in the beginning only; what a
-/// forward pass writes into them is the rank's own, and rank 0's are saved. Inside another
-/// DataParallel's forward pass it is refused: one backward pass has one that exchanges.
+/// that is not what accumulation makes of it (with shard_gradients it is added as it is). Buffers
+/// are rank 0's in the beginning only; what a forward pass writes into them is the rank's own, and
+/// rank 0's are saved. Inside another DataParallel's forward pass it is refused: one backward pass
+/// has one that exchanges.
 class DataParallel : NotCopied {
  public:
   /// Every rank makes the same call at the same point: parameters and buffers become rank 0's.

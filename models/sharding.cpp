@@ -25,11 +25,15 @@ namespace {
 // Whose sharding an optimiser finds by its parameters.
 struct Registry {
   std::recursive_mutex mutex;  // A look may be what ends a Sharding that another thread let go of.
-  std::map<const TensorImpl*, std::weak_ptr<Sharding>> all;
+  std::map<const TensorImpl*, std::vector<std::weak_ptr<Sharding>>> all;  // The last one counts.
 
   std::shared_ptr<Sharding> of(const Tensor& parameter) const {
     const auto at = all.find(parameter.impl());
-    return at == all.end() ? nullptr : at->second.lock();
+    if (at == all.end()) return nullptr;
+    for (auto its = at->second.rbegin(); its != at->second.rend(); ++its) {
+      if (auto alive = its->lock()) return alive;
+    }
+    return nullptr;
   }
 };
 Registry& registry() {
@@ -110,7 +114,7 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
   }
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  for (const auto& [name, p] : parameters) r.all[p.impl()] = s;
+  for (const auto& [name, p] : parameters) r.all[p.impl()].push_back(s);
   return s;
 }
 
@@ -234,7 +238,8 @@ std::shared_ptr<Sharding> Sharding::of(const std::vector<Tensor>& parameters) {
 Sharding::~Sharding() {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  std::erase_if(r.all, [](const auto& entry) { return entry.second.expired(); });
+  for (auto& [p, its] : r.all) std::erase_if(its, [](const auto& s) { return s.expired(); });
+  std::erase_if(r.all, [](const auto& entry) { return entry.second.empty(); });
 }
 
 // --- an optimiser's view -------------------------------------------------------------------------

@@ -61,7 +61,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {data + "empty.txt", "empty.txt is empty"},
       {data + "short.txt", "short.txt, --block 32: "},
       {data + "binary.txt", "NUL byte"},
-      {data + "latin.txt", "not UTF-8"},
+      {data + "latin.txt", "latin.txt: CharTokenizer: byte 0x"},
       {data + "named-\xe9.txt --checkpoint " + p.file("never"), "its name is not UTF-8"},
       {data + "odd.bin", "2001 bytes"},
       {data + "range.bin", "token 65535 at position 0"},

@@ -338,6 +338,46 @@ TEST_CASE("DataParallel: gradients that nobody has exchanged are refused where o
   manual_seed(5);
 }
 
+TEST_CASE(
+    "DataParallel: one that is gone leaves another's optimiser, and the streams, as they were") {
+  manual_seed(5);
+  Two net;
+  dist::DataParallel ddp(net, {.shard_optimizer = true});
+  optim::SGD opt(net.parameters(), {.lr = 0.1});
+  const Tensor x = batch(dist::rank(), 0).narrow(1, 0, 2).contiguous();
+  { dist::DataParallel other(net, {.accumulate = 2, .shard_optimizer = true}); }
+  ddp(x).sum().backward();
+  CHECK(error_of([&] { opt.step(); }).empty());
+  models::Linear lone(2, 2);
+  {
+    dist::DataParallel given_up(lone);
+    given_up(x);  // Whose backward pass never comes.
+  }
+  const Tensor drawn = rand({3});
+  CHECK(same_bits(dist::broadcast(drawn), drawn));
+  manual_seed(5);
+}
+
+TEST_CASE("DataParallel: a pass within an RngScope leaves the stream around it alone") {
+  manual_seed(5);
+  Two net;
+  dist::DataParallel ddp(net);
+  Tensor last = rand({4});
+  for (int i = 0; i < 3; ++i) {
+    const Tensor x = rand({1, 2});
+    Tensor y;
+    {
+      const RngScope own(7);
+      y = ddp(x);
+    }
+    y.sum().backward();
+    const Tensor next = rand({4});
+    CHECK(!same_bits(next, last));
+    last = next;
+  }
+  manual_seed(5);
+}
+
 // In a run of its own: what has gone wrong once stays so.
 TEST_CASE("zz: parameters that only some ranks use are named") {
   if (ranks() == 1) return;
