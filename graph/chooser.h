@@ -29,10 +29,10 @@ class Values {
     for (const Access& a : r_.accesses[st]) {
       const Instr& i = r_.instrs[a.instr];
       const bool last = !all.empty() && all.back() == a.instr;
-      // What is under way reads it until its end: it stays where it is.
-      if (!a.write && i.op->reaches_out) return {};
+      // Also what only reads it: what is under way does so until its end.
+      if (i.op->reaches_out) return {};
       if (!a.write || last) continue;
-      if (i.op->check_values || i.op->reaches_out || is_host_data(i)) return {};
+      if (i.op->check_values || is_host_data(i)) return {};
       if (i.into == all.empty()) return {};
       if (i.n_out > 1 && (i.into || !alone(i, st))) return {};
       all.push_back(a.instr);
