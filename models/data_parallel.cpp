@@ -94,6 +94,10 @@ struct DataParallel::State final : NotCopied {
       index.emplace(parameters[k].impl(), k);
       dtypes.push_back(parameters[k].dtype());
     }
+    for (int64_t pass = 1; o.in_order && rank() > 0 && pass < o.accumulate; ++pass) {
+      auto& leaves = earlier.emplace_back();
+      for (const Tensor& p : parameters) leaves.push_back(p.detach());
+    }
     const std::lock_guard lock(mutex);
     all.push_back(this);
     static auto& hooks = *new std::list<Hook>;
@@ -128,13 +132,17 @@ struct DataParallel::State final : NotCopied {
   std::vector<bool> cleared;       // Since this pass began.
   bool anew = false;               // All were between passes: the next one begins a step.
   bool expected = false;           // A backward pass of a forward pass that has begun.
+  bool exchanged = false;          // Since the optimisers' last step, or zero_grad().
+  bool left_out = false;           // A step that followed no exchange, though a pass had begun.
   std::unordered_map<const TensorImpl*, size_t> index;
   // The pass of a step, in a cell that a recorded step which throws puts back,
   const Ref<ControlCell> cell = control_cell(0);
   uint64_t group = 0;         // whose passes have streams group * streams() and following.
   std::vector<size_t> begun;  // In this backward pass, and not awaited yet,
   bool reached = false;       // which has come to one of the parameters, and has not ended.
-  std::vector<std::vector<Tensor>> earlier;  // Gradients of the step's earlier passes.
+  // Beside each parameter a leaf for each pass but the last, whose gradient is that pass's: a step
+  // that throws gives it back like any other.
+  std::vector<std::vector<Tensor>> earlier;
 
   int64_t pass() const { return static_cast<int64_t>(cell->value); }
   bool last_pass() const { return pass() + 1 == options.accumulate; }
@@ -170,7 +178,7 @@ struct DataParallel::State final : NotCopied {
                "at a time");
     if (pass() == 0) {
       group = next_group();
-      earlier.clear();
+      drop_earlier();
     }
     to_stream(own_stream());
     context.gradients = hook;
@@ -190,13 +198,21 @@ struct DataParallel::State final : NotCopied {
       if (!cleared[k] && parameters[k].requires_grad()) return;
     }
     cleared.assign(cleared.size(), false);
+    exchanged = false;
     if (pass() == 0) return;
     anew = true;
     set_control(*cell, 0);
-    earlier.clear();
+    drop_earlier();
+  }
+  void drop_earlier() const {
+    for (const auto& leaves : earlier) {
+      for (const Tensor& t : leaves) {
+        if (t.grad().defined()) t.set_grad({});
+      }
+    }
   }
 
-  void used(const char* who, const std::vector<Tensor>& gradients_of) const {
+  void used(const char* who, const std::vector<Tensor>& gradients_of, bool updates) {
     // Another model's passes may be under way on another thread: they are not looked at.
     const auto is_own = [&](const Tensor& t) { return index.count(t.impl()) != 0; };
     if (std::ranges::none_of(gradients_of, is_own)) return;
@@ -206,6 +222,10 @@ struct DataParallel::State final : NotCopied {
         "gradients have not been exchanged yet; call it after the last one, or drop what a "
         "short last group has left by zero_grad() of the module",
         who, pass(), options.accumulate);
+    // A loss that uses no parameter: another rank may wait for its gradients, and would be given
+    // those of the next step.
+    if (updates && expected && !exchanged) left_out = true;
+    if (updates) exchanged = false;
   }
 
   // Buckets have the parameters' dtypes, and a sharding has views of them.
@@ -277,9 +297,9 @@ struct DataParallel::State final : NotCopied {
 
   std::vector<Tensor> before(size_t k) {
     std::vector<Tensor> all;
-    for (auto& of_pass : earlier) {
-      if (!of_pass[k].defined()) of_pass[k] = nothing(parameters[k]);
-      all.push_back(of_pass[k]);
+    for (const auto& leaves : earlier) {
+      if (!leaves[k].grad().defined()) leaves[k].set_grad(nothing(parameters[k]));
+      all.push_back(leaves[k].grad());
     }
     return all;
   }
@@ -294,12 +314,10 @@ struct DataParallel::State final : NotCopied {
     if (!std::exchange(reached, false)) return;  // Another model's pass.
     expected = false;
     if (!last_pass()) {
-      if (options.in_order && rank() > 0) {  // The gradients of each pass are kept apart.
-        auto& of_pass = earlier.emplace_back();
-        for (const Tensor& p : parameters) {
-          of_pass.push_back(p.grad());
-          p.set_grad({});
-        }
+      for (size_t k = 0; k < parameters.size() && !earlier.empty(); ++k) {
+        const Tensor& p = parameters[k];
+        earlier[static_cast<size_t>(pass())][k].set_grad(p.grad());
+        p.set_grad({});
       }
       return set_control(*cell, cell->value + 1);
     }
@@ -307,7 +325,7 @@ struct DataParallel::State final : NotCopied {
     const bool moves = stream() == own_stream();
     if (options.accumulate > 1) set_control(*cell, 0);
     if (size() > 1) exchange();
-    earlier.clear();
+    drop_earlier();
     for (const Tensor& p : parameters) {
       if (!sums_part() && p.grad().defined()) p.grad().mul_(part_of_pass());
     }
@@ -319,12 +337,16 @@ struct DataParallel::State final : NotCopied {
     for (size_t k = 0; k < parameters.size(); ++k) {
       if (came[k]) continue;
       if (!parameters[k].grad().defined()) {
-        if (std::ranges::none_of(earlier, [&](auto& pass) { return pass[k].defined(); })) continue;
+        const auto has = [&](const auto& leaves) { return leaves[k].grad().defined(); };
+        if (std::ranges::none_of(earlier, has)) continue;
         parameters[k].set_grad(nothing(parameters[k]));
       }
       begin(k);
     }
-    end([](size_t) { return true; }, came);
+    std::vector<bool> compared = came;
+    compared.push_back(std::exchange(left_out, false));
+    end([](size_t) { return true; }, compared);
+    exchanged = true;
   }
 };
 
@@ -332,9 +354,9 @@ void gradients_dropped(const std::vector<Tensor>& parameters) {
   const std::lock_guard lock(DataParallel::State::mutex);
   for (auto* state : DataParallel::State::all) state->dropped(parameters);
 }
-void gradients_used(const char* who, const std::vector<Tensor>& parameters) {
+void gradients_used(const char* who, const std::vector<Tensor>& parameters, bool updates) {
   const std::lock_guard lock(DataParallel::State::mutex);
-  for (auto* state : DataParallel::State::all) state->used(who, parameters);
+  for (auto* state : DataParallel::State::all) state->used(who, parameters, updates);
   if (const auto sharding = Sharding::of(parameters)) {
     for (const Tensor& p : parameters) sharding->check_exchanged(who, p);
   }

@@ -40,9 +40,9 @@ struct DataParallelOptions {
 
 /// Optimisers tell that they drop gradients of these.
 void gradients_dropped(const std::vector<Tensor>& parameters);
-/// `who` is about to use gradients of these: throws between the passes of a step, and where
-/// shard_gradients has left one that no rank has exchanged.
-void gradients_used(const char* who, const std::vector<Tensor>& parameters);
+/// `who` is about to use gradients of these, by an optimiser's step if it `updates` them: throws
+/// between the passes of a step, and where shard_gradients has left one that no rank has exchanged.
+void gradients_used(const char* who, const std::vector<Tensor>& parameters, bool updates = false);
 
 /// The text of rank `root`, on every rank.
 std::string broadcast_text(const std::string& text, int root);
@@ -65,17 +65,18 @@ void check_alike(const std::string& what, const std::vector<std::string>& lines)
 /// Neither copied nor moved; it outlives the steps that were recorded with it.
 ///
 /// All ranks use the same parameters in a step, or all get an Error that names them (steps recorded
-/// for linked GPUs compare only with BRRR_DIST_CHECK=1, when they are recorded). Several forward
-/// passes before one backward pass are one pass; so is one whose result is not used: evaluate under
-/// NoGradGuard, or in eval() mode, where nothing is drawn. Backward passes into the parameters
-/// without ddp(x) are refused in the thread that made the DataParallel; go backward in that thread.
-/// Where one of a step's `accumulate` passes throws, zero_grad() of all parameters that require a
-/// gradient begins the step anew, in one call or in several; a recorded step does that by itself.
-/// Its limits: without zero_grad() before a step the old gradient is averaged with the passes, and
-/// that is not what accumulation makes of it (with shard_gradients it is added as it is). Buffers
-/// are rank 0's in the beginning only; what a forward pass writes into them is the rank's own, and
-/// rank 0's are saved. Inside another DataParallel's forward pass it is refused: one backward pass
-/// has one that exchanges.
+/// for linked GPUs compare only with BRRR_DIST_CHECK=1, when they are recorded). A rank whose loss
+/// reaches none of them waits for nobody: the others learn of it in the next exchange. Several
+/// forward passes before one backward pass are one pass; so is one whose result is not used:
+/// evaluate under NoGradGuard, or in eval() mode, where nothing is drawn. Backward passes into the
+/// parameters without ddp(x) are refused in the thread that made the DataParallel; go backward in
+/// that thread. Where one of a step's `accumulate` passes throws, zero_grad() of all parameters
+/// that require a gradient begins the step anew, in one call or in several; a recorded step does
+/// that by itself. Its limits: without zero_grad() before a step the old gradient is averaged with
+/// the passes, and that is not what accumulation makes of it (with shard_gradients it is added as
+/// it is). Buffers are rank 0's in the beginning only; what a forward pass writes into them is the
+/// rank's own, and rank 0's are saved. Inside another DataParallel's forward pass it is refused:
+/// one backward pass has one that exchanges.
 class DataParallel : NotCopied {
  public:
   /// Every rank makes the same call at the same point: parameters and buffers become rank 0's.

@@ -78,7 +78,7 @@ void Optimizer::step(const Tensor& skip) {
              "{}: its parameters were sharded after it was made; make the optimiser after the "
              "DataParallel",
              name_);
-  dist::gradients_used(name_, parameters_);
+  dist::gradients_used(name_, parameters_, true);
   NoGradGuard guard;
   for (const Tensor& p : parameters_) {
     if (shares_) shares_->sharding()->check_in_place(name_, p);
@@ -157,12 +157,6 @@ void Optimizer::check_state_dict(const StateDict& dict) const {
   check_state(std::string(name_) + "::load_state_dict", all, dict, true);
   check_number(name_, "lr", dict.at("lr").item<double>());
   check_number(name_, "weight_decay", dict.at("weight_decay").item<double>());
-  for (const auto& [name, t] : dict) {
-    if (!name.ends_with("_power") || !t.defined() || t.numel() != 1) continue;
-    const auto power = t.item<double>();
-    BRRR_CHECK(power >= 0 && power <= 1, "{}::load_state_dict: {} is {}, no power of a beta", name_,
-               name, power);
-  }
 }
 
 void Optimizer::load_state_dict(const StateDict& dict) {
@@ -209,6 +203,15 @@ Adam::Adam(const char* name, std::vector<Tensor> p, const AdamOptions& o)
     // Rewritten from the powers by every step before they are read: nothing to save.
     s.step_factor = zeros({}, s.exp_avg.dtype(), device);
     s.root_factor = zeros({}, s.exp_avg.dtype(), device);
+  }
+}
+
+void Adam::check_state_dict(const StateDict& dict) const {
+  Optimizer::check_state_dict(dict);
+  for (const auto& [name, t] : dict) {
+    const double power = name.ends_with("_power") ? t.item<double>() : 1;
+    BRRR_CHECK(power >= 0 && power <= 1, "load_state_dict: {} is {}, no power of a beta", name,
+               power);
   }
 }
 

@@ -48,7 +48,7 @@ class Optimizer : NotCopied {
   /// is sharded, rank 0 gets that of all ranks.
   StateDict state_dict() const;
   /// Throws what load_state_dict would throw.
-  void check_state_dict(const StateDict& dict) const;
+  virtual void check_state_dict(const StateDict& dict) const;
   /// Copies the values in. Names, shapes and dtypes are checked before anything changes.
   void load_state_dict(const StateDict& dict);
   /// Of the state that this process has.
@@ -118,6 +118,7 @@ struct AdamWOptions {
 class Adam : public Optimizer {
  public:
   Adam(std::vector<Tensor> parameters, const AdamOptions& options);
+  void check_state_dict(const StateDict& dict) const override;
 
  protected:
   Adam(const char* name, std::vector<Tensor> parameters, const AdamOptions& options);

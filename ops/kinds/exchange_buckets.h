@@ -37,7 +37,8 @@ class Buckets : NotCopied {
   void begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const;
   /// Of the members (rising) that have begun: after this each gradient is the sum over the ranks.
   /// Nobody gives the others of their buckets. `before(k)` is what begin() was given. With `used`,
-  /// of every member whether it came, throws brrr::Error on all ranks unless theirs are the same.
+  /// of every member whether it came and then whether a step before went without a sum, throws
+  /// brrr::Error on all ranks unless theirs are the same.
   void end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
            const std::function<std::vector<Tensor>(size_t)>& before,
            const std::vector<bool>& used = {}) const;

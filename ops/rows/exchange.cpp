@@ -20,19 +20,20 @@ namespace brrr::dist {
 /// find wrong fails the sums, which some ranks have not begun.
 struct BucketUses final : Job {
   std::vector<std::string> names;  // Of the members.
-  std::vector<std::string> sets;   // That have come in some pass: a byte a member, 0 or 1.
+  std::vector<std::string> sets;   // That have come in some pass, 0 or 1 each; then `left_out`.
   std::string all;                 // What all ranks say, in their order.
   bool started = false;
 
   BucketUses(std::vector<std::string> members, int tag)
       : Job("the comparison of the parameters that ranks use", tag, Halves::Share),
         names(std::move(members)) {
-    all.resize(names.size() * static_cast<size_t>(Exchange::get().size()));
+    all.resize(each() * static_cast<size_t>(Exchange::get().size()));
     set_rows({Row(kUInt8, {{all.data(), static_cast<int64_t>(all.size())}})});
   }
   void compute() override {
-    if (all.compare(names.size(), all.npos, all, 0, all.size() - names.size()) != 0) refuse();
+    if (all.compare(each(), all.npos, all, 0, all.size() - each()) != 0) refuse();
   }
+  size_t each() const { return names.size() + 1; }
   int64_t number_of(const std::vector<bool>& used) {
     const std::string set(used.begin(), used.end());
     const auto number = std::ranges::find(sets, set) - sets.begin();
@@ -42,18 +43,30 @@ struct BucketUses final : Job {
   void begin(const std::shared_ptr<BucketUses>& self, int64_t set) {
     if (std::exchange(started, true)) Exchange::get().wait(*this);
     const std::string& mine = sets[static_cast<size_t>(set)];
-    mine.copy(&all[names.size() * static_cast<size_t>(Exchange::get().rank())], names.size());
+    mine.copy(&all[each() * static_cast<size_t>(Exchange::get().rank())], each());
     Exchange::get().start(self);
+  }
+  std::vector<size_t> ranks_with(size_t k, bool it) const {
+    std::vector<size_t> found;
+    for (size_t r = 0; r * each() < all.size(); ++r) {
+      if ((all[r * each() + k] != 0) == it) found.push_back(r);
+    }
+    return found;
   }
   [[noreturn]] void refuse() const {
     constexpr int most = 4;
     std::string said;
     int differ = 0;
+    const auto late = ranks_with(names.size(), true), others = ranks_with(names.size(), false);
+    if (!late.empty() && !others.empty()) {
+      brrr::fail(
+          "DataParallel: a backward pass before an optimiser's step reached no parameter on rank "
+          "{}, but did on {}: the gradients are of different steps now. Use the same ones on all "
+          "ranks; 0.0 * p.sum() in the loss uses p and adds nothing",
+          fmt::join(late, ", "), fmt::join(others, ", "));
+    }
     for (size_t k = names.size(); k-- > 0;) {  // As the model has them.
-      std::vector<size_t> with, without;
-      for (size_t r = 0; r * names.size() < all.size(); ++r) {
-        (all[r * names.size() + k] != 0 ? with : without).push_back(r);
-      }
+      const auto with = ranks_with(k, true), without = ranks_with(k, false);
       if (with.empty() || without.empty() || ++differ > most) continue;
       said += fmt::format("{}{} on rank {}, not on {}", said.empty() ? "" : "; ", names[k],
                           fmt::join(with, ", "), fmt::join(without, ", "));
