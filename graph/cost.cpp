@@ -97,6 +97,20 @@ bool splits_draws(const Recording& r, const Target& target, const Group& g, cons
          ((first && whole(g.instrs, g.domain)) || (second && whole(h.instrs, h.domain)));
 }
 
+bool mixes_checks(const Recording& r, const Group& g, const Group& h) {
+  const auto checks = [&](const Group& x) {
+    const auto at = std::ranges::find_if(x.instrs, [&](uint32_t at) {
+      const Instr& i = r.instrs[at];
+      return i.op->check_values && r.storages[r.value(r.out(i)[0]).storage].device != kCPU;
+    });
+    return at == x.instrs.end() ? nullptr : &r.instrs[*at];
+  };
+  const Instr *a = checks(g), *b = checks(h);
+  if (!a || !b || (a->op == b->op && r.paths[a->path] == r.paths[b->path])) return false;
+  const auto same = [&](uint32_t x, uint32_t y) { return r.value(x).same_elements(r.value(y)); };
+  return !std::ranges::equal(checked_values(r, *a), checked_values(r, *b), same);
+}
+
 // --- bytes ---------------------------------------------------------------------------------------
 
 std::string bytes_text(double n) {
@@ -140,6 +154,9 @@ static std::string reason(const Recording& r, const Schedule& s, const Target& t
   if (splits_draws(r, target, s.groups[a], s.groups[b], domain)) {
     return fmt::format("it would make random words by rows of no multiple of {}",
                        target.drawn_together);
+  }
+  if (mixes_checks(r, s.groups[a], s.groups[b])) {
+    return "both look at ids, and what a kernel notes of a wrong one names one call";
   }
   const KernelSize size = kernel_size(r, s, a, b);
   if (!size.allowed(domain.space.size(), target)) {

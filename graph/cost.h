@@ -27,6 +27,9 @@ KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32
 /// vectors if both were one kernel, which walks by rows: some of them twice, or for nobody.
 bool splits_draws(const Recording& r, const Target& target, const Group& g, const Group& h,
                   const Domain& of_both);
+/// Whether both look at ids on a device, of different calls at different ones: what a kernel notes
+/// names one call.
+bool mixes_checks(const Recording& r, const Group& g, const Group& h);
 /// A move of a kernel that makes values live longer may cost so many bytes.
 constexpr int64_t kLittleMemory = 4096;
 

@@ -195,6 +195,7 @@ class Merger {
     if (!x.fused || !y.fused ||
         !join(r_, target_, x.instrs, y.instrs, x.domain, y.domain, domain) ||
         !passes(r_, s_, a, b, domain) || splits_draws(r_, target_, x, y, domain) ||
+        mixes_checks(r_, x, y) ||
         !kernel_size(r_, s_, a, b).allowed(domain.space.size(), target_)) {
       return false;
     }

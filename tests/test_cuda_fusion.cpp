@@ -125,6 +125,27 @@ TEST_CASE("cuda fusion: a loss over rows; an id out of range is told of") {
   CHECK_MESSAGE(error.find("cross_entropy: index 33 is out of range") == 0, error);
 }
 
+TEST_CASE(
+    "cuda fusion: of two calls that look at ids the one is named that has found a wrong one") {
+  if (!have_device()) return;
+  const TempCache cache;
+  const Tensor x = on_gpu(randn({40, 20}));
+  for (const bool first : {false, true}) {
+    Tensor a = on_gpu(randint(0, 20, {40})), b = on_gpu(randint(0, 20, {40}));
+    auto step = brrr::step(
+        [&] {
+          const Tensor h = one_hot(a, 20).to(kFloat32) + x;
+          return Tensors{cross_entropy(h, b), h};
+        },
+        {.require_graph = true, .build_at_first_call = true});
+    step();
+    (first ? a : b).slice(0, 7, 8).fill_(int64_t{99});
+    const std::string error = error_of([&] { on_cpu(step()[0]); });
+    const std::string wanted = first ? "one_hot: index 99" : "cross_entropy: index 99";
+    CHECK_MESSAGE(error.find(wanted) == 0, error);
+  }
+}
+
 TEST_CASE("cuda fusion: one_hot in a kernel with and without rows tells of ids out of range") {
   if (!have_device()) return;
   const TempCache cache;

@@ -105,6 +105,16 @@ template <auto f> void add_rough(Table& t, const std::string& name) {
   }>};
 }
 
+// A reciprocal is the number nearest to it or, as it happens, that above or below: nothing better
+// is promised.
+float reciprocal_off(float x) {
+  const float y = 1 / x;
+  if (!std::isnormal(y)) return made(y);
+  const uint32_t off = (std::bit_cast<uint32_t>(x) * 0x85ebca6bu >> 16) % 3;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(y) + off - 1);
+}
+float reciprocal_off_ftz(float x) { return flush(reciprocal_off(flush(x))); }
+
 }  // namespace
 
 void add_float(Table& t) {
@@ -113,7 +123,8 @@ void add_float(Table& t) {
   t["fma.rz.f32"] = {ternary<float, float, float, fma_to_zero>};
   t["div.approx.f32"] = {binary<float, float, float, divide_roughly>};
   t["rcp.approx.ftz.f64"] = {unary<double, double, reciprocal_roughly>};
-  add_rough<[](double x) { return 1 / x; }>(t, "rcp");
+  t["rcp.approx.f32"] = {unary<float, float, reciprocal_off>};
+  t["rcp.approx.ftz.f32"] = {unary<float, float, reciprocal_off_ftz>};
   add_rough<[](double x) { return 1 / std::sqrt(x); }>(t, "rsqrt");
   add_rough<[](double x) { return std::sqrt(x); }>(t, "sqrt");
   add_rough<[](double x) { return std::exp2(x); }>(t, "ex2");
