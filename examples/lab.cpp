@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "backends/cpu/stream.h"
+#include "core/check.h"
 #include "core/text.h"
 #include "examples/common/options.h"
 #include "examples/common/page.h"
@@ -143,7 +144,9 @@ void write_all(const Options& o, const lab::Lab& lab, const std::vector<lab::Sec
 
 // Before anything is measured: whether files can be written, and over those of an earlier run.
 void check_folder(const fs::path& folder) {
-  fs::create_directories(folder);
+  std::error_code why;
+  fs::create_directories(folder, why);
+  BRRR_CHECK(!why, "--out {}: it cannot be made: {}", folder.string(), why.message());
   for (const char* name : {"lab.html", "lab.json"}) {
     brrr::check_replaceable((folder / name).string());
   }

@@ -207,12 +207,14 @@ void Run::make_data(const std::string& characters) {
     data_ = std::make_unique<data::TokenDataset>(text_, validation, sizes);
     return;
   }
-  text_ =
-      is_tokens(o.data) ? data::map_tokens(o.data) : data::Tokens(tokenizer_->encode(characters));
   try {
+    text_ =
+        is_tokens(o.data) ? data::map_tokens(o.data) : data::Tokens(tokenizer_->encode(characters));
     data_ = std::make_unique<data::TokenDataset>(text_, sizes);
   } catch (const brrr::Error& e) {
-    brrr::fail("--data {}, --block {}: {}", o.data, o.model.block, e.what());
+    brrr::fail("{}, --block {}: {}{}", o.data.empty() ? "brrr's sources" : "--data " + o.data,
+               o.model.block, e.what(),
+               o.source().empty() ? "" : "; " + o.source() + " goes with the text that it had");
   }
 }
 

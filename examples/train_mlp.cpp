@@ -25,7 +25,6 @@ struct Options : TrainingOptions {
   Options();
   void adapt(brrr::Metadata& saved) const override {
     TrainingOptions::adapt(saved);
-    if (saved["data"] == "digits" || saved["data"] == "idx") saved["data"].clear();  // Older ones.
     saved.emplace("images", std::to_string(images));  // Older checkpoints do not say it.
   }
   bool reads(const std::filesystem::path&, const std::filesystem::path& file) const override {
@@ -44,7 +43,7 @@ Options::Options()
   add_place();
   add_input("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
             existing_folder());
-  add("--images", images, "how many digits to generate for training", whole_number(1));
+  add("--images", images, "how many digits to generate for training", whole_number(1, INT32_MAX));
   add_batch("images");
   add_steps("steps of the whole run, over which the schedule is laid out", 1);
   add("--lr", lr, "highest learning rate; it rises for 5 % of the steps, then falls to 0",

@@ -146,12 +146,13 @@ void Profile::write_trace(const std::string& path) const {
   const auto text = [](const Json& j) {
     return j.dump(-1, ' ', false, Json::error_handler_t::replace);
   };
-  // Renamed once it is whole; what is no file, such as /dev/stdout, is written itself.
+  // Renamed once it is whole; what is no file, such as a link or /dev/stdout, is written itself.
   std::error_code none;
-  const bool renames =
-      !std::filesystem::exists(path, none) || std::filesystem::is_regular_file(path, none);
+  const auto there = std::filesystem::symlink_status(path, none);
+  const bool renames = !std::filesystem::exists(there) || std::filesystem::is_regular_file(there);
   const std::string written = renames ? fmt::format("{}.{}.part", path, getpid()) : path;
   std::ofstream out(written);
+  BRRR_CHECK(out.is_open(), "profile: {} cannot be written: {}", path, std::strerror(errno));
   out << "{\"displayTimeUnit\":\"ns\",\"otherData\":"
       << text({{"limits", limits_json(watch_->limits)}}) << ",\"traceEvents\":[";
   // One after the other: all of them as one document would take gigabytes.

@@ -267,6 +267,9 @@ TEST_CASE("examples: what one option writes no other reads or writes") {
   const Result later = run("train_mlp --save ./f --log f", folder.dir);
   CHECK(later.status == 1);
   CHECK(contains(later.text, "--save and --log are one file"));
+  fs::create_symlink("g", folder.dir + "/link");
+  CHECK(contains(run("train_mlp --save link --log g", folder.dir).text,
+                 "--save and --log are one file"));
   write_text(f, "mine");
   const std::string commands[] = {"train_mlp --resume " + f + " --log " + other,
                                   "train_mlp --loss-csv " + f + " --resume " + f,
@@ -337,8 +340,10 @@ TEST_CASE("train_mlp: a run goes on with the images that it had") {
   const std::string data = folder.dir + "/idx", ck = folder.dir + "/ck";
   fs::create_directory(data);
   write_digits(data);
-  const std::string begin = "train_mlp --hidden 8 --batch 64 --steps 6 --mode eager --data " + data;
-  REQUIRE(run(begin + " --stop-at 3 --save " + ck).status == 0);
+  const std::string begin = "train_mlp --hidden 8 --batch 64 --steps 6 --mode eager --data ";
+  REQUIRE(run(begin + "idx --stop-at 3 --save ck", folder.dir).status == 0);
+  CHECK(run("train_mlp --mode eager --resume ck", folder.dir).status == 0);
+  REQUIRE(run(begin + data + " --stop-at 3 --save " + ck).status == 0);
   const Result none = run("train_mlp --mode eager --resume " + ck);
   INFO(none.text);
   CHECK(none.status == 0);

@@ -5,6 +5,7 @@
 
 #include <sys/resource.h>
 
+#include <filesystem>
 #include <map>
 #include <sstream>
 
@@ -59,6 +60,18 @@ TEST_CASE("profile: tables say what they leave out, in lines that fit, whatever 
 }
 
 TEST_SUITE_BEGIN("host");
+
+TEST_CASE("profile: a trace goes to where a link points, and the link stays") {
+  const test::TemporaryDirectory folder;
+  const std::string trace = std::string(folder.path) + "/trace.json",
+                    link = std::string(folder.path) + "/link";
+  std::filesystem::create_symlink("trace.json", link);
+  Profile profile;
+  exp(ones({1}));
+  profile.write_trace(link);
+  CHECK(std::filesystem::is_symlink(link));
+  CHECK(std::filesystem::file_size(trace) > 100);
+}
 
 TEST_CASE("profile: a trace takes no memory for its spans while it is written") {
   const auto peak_megabytes = [] {

@@ -178,10 +178,14 @@ std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
   }
 }
 
-// A name that is not there yet would stay relative.
+// A name that is not there yet would stay relative, and a link to one a link.
 static fs::path place(const fs::path& p) {
   std::error_code none;
-  return fs::weakly_canonical(fs::absolute(p, none), none);
+  fs::path at = fs::absolute(p, none);
+  for (int links = 0; links < 40 && fs::is_symlink(at, none); ++links) {
+    at = at.parent_path() / fs::read_symlink(at, none);
+  }
+  return fs::weakly_canonical(at, none);
 }
 
 // What one option writes would be what another reads in its folder, once it is there.
@@ -231,6 +235,7 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   for (const std::string& key : same) {
     BRRR_CHECK(saved.count(key), "{}: it is no checkpoint of {}: it has no {}", source_option(),
                app_->get_name(), key);
+    BRRR_CHECK(!saved[key].empty(), "{}: its {} is empty: it is damaged", source_option(), key);
     take(key);
   }
   for (const std::string& key : hints_) {

@@ -42,8 +42,12 @@ std::ofstream open_log(const TrainingOptions& o, int64_t step) {
                  return says ? j["step"].get<int64_t>() : 0;
                }));
   }
-  std::ofstream log(o.log, o.resume.empty() ? std::ios::out : std::ios::app);
+  // Another run's lines may come into one file with these, but not over them.
+  std::ofstream log(o.log, std::ios::app);
   BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
+  if (o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
+    std::filesystem::resize_file(o.log, 0);
+  }
   return log;
 }
 
