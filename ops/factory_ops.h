@@ -35,7 +35,6 @@ Tensor tensor(const std::vector<int32_t>& v);
 /// A tensor of host memory, on the CPU: a copy, or with `copy` false, outside of graph-mode steps
 /// only, the memory itself, which must outlive it.
 Tensor from_blob(const void* data, const IntList& sizes, DType dtype, bool copy = true);
-Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy = true);
 
 // --- filled --------------------------------------------------------------------------------------
 Tensor empty(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());

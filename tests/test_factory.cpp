@@ -98,8 +98,8 @@ TEST_CASE("from_blob copies or aliases") {
   CHECK(alias.data_ptr() == data);
   alias.data<float>()[3] = 7;
   CHECK(data[3] == 7);
-  CHECK(has(error_of([] { from_blob(static_cast<void*>(nullptr), {2}, kFloat32); }), "null"));
-  CHECK(from_blob(static_cast<void*>(nullptr), {0}, kFloat32).numel() == 0);
+  CHECK(has(error_of([] { from_blob(nullptr, {2}, kFloat32); }), "null"));
+  CHECK(from_blob(nullptr, {0}, kFloat32).numel() == 0);
   char* odd = reinterpret_cast<char*>(data) + 1;
   CHECK(has(error_of([&] { from_blob(odd, {1}, kFloat32, false); }), "not aligned"));
 }

@@ -233,7 +233,7 @@ Tensor tensor(const std::vector<double>& v) { return from_vector(v); }
 Tensor tensor(const std::vector<int64_t>& v) { return from_vector(v); }
 Tensor tensor(const std::vector<int32_t>& v) { return from_vector(v); }
 
-Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy) {
+Tensor from_blob(const void* data, const IntList& sizes, DType dtype, bool copy) {
   const int64_t n = numel_of(sizes, "from_blob");
   BRRR_CHECK(data || n == 0, "from_blob: a null pointer for sizes {}", to_string(sizes));
   if (copy) return from_host(data, sizes, dtype, kCPU);
@@ -242,12 +242,9 @@ Tensor from_blob(void* data, const IntList& sizes, DType dtype, bool copy) {
              "from_blob: the address is not aligned to the {} bytes of a {}; let it copy",
              itemsize(dtype), name(dtype));
   Storage* s = new_storage(kCPU, static_cast<size_t>(n) * itemsize(dtype));
-  s->data = data;
+  s->data = const_cast<void*>(data);
   s->owned = false;
   return Tensor(Ref<TensorImpl>::adopt(new_impl(s, dtype, sizes)));
-}
-Tensor from_blob(const void* data, const IntList& sizes, DType dtype, bool copy) {
-  return from_blob(const_cast<void*>(data), sizes, dtype, copy);
 }
 
 }  // namespace brrr
