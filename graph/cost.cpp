@@ -98,17 +98,25 @@ bool splits_draws(const Recording& r, const Target& target, const Group& g, cons
 }
 
 bool mixes_checks(const Recording& r, const Group& g, const Group& h) {
-  const auto checks = [&](const Group& x) {
-    const auto at = std::ranges::find_if(x.instrs, [&](uint32_t at) {
-      const Instr& i = r.instrs[at];
-      return i.op->check_values && r.storages[r.value(r.out(i)[0]).storage].device != kCPU;
-    });
-    return at == x.instrs.end() ? nullptr : &r.instrs[*at];
+  std::vector<uint32_t> all;
+  std::ranges::set_union(g.instrs, h.instrs, std::back_inserter(all));
+  std::erase_if(all, [&](uint32_t at) {
+    const Instr& i = r.instrs[at];
+    return !i.op->check_values || r.storages[r.value(r.out(i)[0]).storage].device == kCPU;
+  });
+  // The first is named; others may look at ids that were looked at in its name.
+  const auto named = [&](uint32_t at) {
+    const Instr &i = r.instrs[at], &first = r.instrs[all[0]];
+    return i.op == first.op && r.paths[i.path] == r.paths[first.path];
   };
-  const Instr *a = checks(g), *b = checks(h);
-  if (!a || !b || (a->op == b->op && r.paths[a->path] == r.paths[b->path])) return false;
   const auto same = [&](uint32_t x, uint32_t y) { return r.value(x).same_elements(r.value(y)); };
-  return !std::ranges::equal(checked_values(r, *a), checked_values(r, *b), same);
+  const auto seen_by = [&](uint32_t at, uint32_t other) {
+    return named(other) && std::ranges::equal(checked_values(r, r.instrs[at]),
+                                              checked_values(r, r.instrs[other]), same);
+  };
+  return !std::ranges::all_of(all, [&](uint32_t at) {
+    return named(at) || std::ranges::any_of(all, [&](uint32_t x) { return seen_by(at, x); });
+  });
 }
 
 // --- bytes ---------------------------------------------------------------------------------------

@@ -132,9 +132,9 @@ struct DataParallel::State final : NotCopied {
   std::vector<bool> cleared;       // Since this pass began.
   bool anew = false;               // All were between passes: the next one begins a step.
   bool expected = false;           // A backward pass of a forward pass that has begun.
-  bool exchanged = false;          // Since the optimisers' last step, or zero_grad().
-  bool left_out = false;           // A step that followed no exchange, though a pass had begun.
   std::unordered_map<const TensorImpl*, size_t> index;
+  // Steps of optimisers since the last exchange; from the first exchange on as many as in a step.
+  const Ref<ControlCell> steps = control_cell(1, ControlCell::Mark);
   // The pass of a step, in a cell that a recorded step which throws puts back,
   const Ref<ControlCell> cell = control_cell(0);
   uint64_t group = 0;         // whose passes have streams group * streams() and following.
@@ -179,6 +179,12 @@ struct DataParallel::State final : NotCopied {
     if (pass() == 0) {
       group = next_group();
       drop_earlier();
+      for (auto& leaves : earlier) {  // The model may have been moved.
+        for (size_t k = 0; k < leaves.size(); ++k) {
+          const bool there = leaves[k].impl()->storage == parameters[k].impl()->storage;
+          if (!there) leaves[k] = parameters[k].detach();
+        }
+      }
     }
     to_stream(own_stream());
     context.gradients = hook;
@@ -198,7 +204,6 @@ struct DataParallel::State final : NotCopied {
       if (!cleared[k] && parameters[k].requires_grad()) return;
     }
     cleared.assign(cleared.size(), false);
-    exchanged = false;
     if (pass() == 0) return;
     anew = true;
     set_control(*cell, 0);
@@ -222,10 +227,7 @@ struct DataParallel::State final : NotCopied {
         "gradients have not been exchanged yet; call it after the last one, or drop what a "
         "short last group has left by zero_grad() of the module",
         who, pass(), options.accumulate);
-    // A loss that uses no parameter: another rank may wait for its gradients, and would be given
-    // those of the next step.
-    if (updates && expected && !exchanged) left_out = true;
-    if (updates) exchanged = false;
+    if (updates && size() > 1) set_control(*steps, std::min(steps->value + 1, 255.0));
   }
 
   // Buckets have the parameters' dtypes, and a sharding has views of them.
@@ -276,7 +278,7 @@ struct DataParallel::State final : NotCopied {
   }
 
   // Awaits those of the begun that `which` says; with `used` the ranks compare what they have.
-  template <class F> void end(const F& which, const std::vector<bool>& used = {}) {
+  template <class F> void end(const F& which, const std::vector<uint8_t>& used = {}) {
     const auto rest = std::partition(begun.begin(), begun.end(), which);
     std::vector<size_t> members(begun.begin(), rest);
     std::sort(members.begin(), members.end());
@@ -343,10 +345,12 @@ struct DataParallel::State final : NotCopied {
       }
       begin(k);
     }
-    std::vector<bool> compared = came;
-    compared.push_back(std::exchange(left_out, false));
+    // A loss that uses no parameter, or an error that was caught, may have kept a rank from the
+    // last exchange: the others have waited there, and would be given gradients of its next step.
+    std::vector<uint8_t> compared(came.begin(), came.end());
+    compared.push_back(static_cast<uint8_t>(steps->value));
+    set_control(*steps, 0);
     end([](size_t) { return true; }, compared);
-    exchanged = true;
   }
 };
 

@@ -66,17 +66,18 @@ void check_alike(const std::string& what, const std::vector<std::string>& lines)
 ///
 /// All ranks use the same parameters in a step, or all get an Error that names them (steps recorded
 /// for linked GPUs compare only with BRRR_DIST_CHECK=1, when they are recorded). A rank whose loss
-/// reaches none of them waits for nobody: the others learn of it in the next exchange. Several
-/// forward passes before one backward pass are one pass; so is one whose result is not used:
-/// evaluate under NoGradGuard, or in eval() mode, where nothing is drawn. Backward passes into the
-/// parameters without ddp(x) are refused in the thread that made the DataParallel; go backward in
-/// that thread. Where one of a step's `accumulate` passes throws, zero_grad() of all parameters
-/// that require a gradient begins the step anew, in one call or in several; a recorded step does
-/// that by itself. Its limits: without zero_grad() before a step the old gradient is averaged with
-/// the passes, and that is not what accumulation makes of it (with shard_gradients it is added as
-/// it is). Buffers are rank 0's in the beginning only; what a forward pass writes into them is the
-/// rank's own, and rank 0's are saved. Inside another DataParallel's forward pass it is refused:
-/// one backward pass has one that exchanges.
+/// reaches none of them waits for nobody: all learn of it in the next exchange, as the number of
+/// steps of optimisers since the last one has to be the same. Several forward passes before one
+/// backward pass are one pass; so is one whose result is not used: evaluate under NoGradGuard, or
+/// in eval() mode, where nothing is drawn. Backward passes into the parameters without ddp(x) are
+/// refused in the thread that made the DataParallel; go backward in that thread. Where one of a
+/// step's `accumulate` passes throws, zero_grad() of all parameters that require a gradient begins
+/// the step anew, in one call or in several; a recorded step does that by itself. Its limits:
+/// without zero_grad() before a step the old gradient is averaged with the passes, and that is not
+/// what accumulation makes of it (with shard_gradients it is added as it is). Buffers are rank 0's
+/// in the beginning only; what a forward pass writes into them is the rank's own, and rank 0's are
+/// saved. Inside another DataParallel's forward pass it is refused: one backward pass has one that
+/// exchanges.
 class DataParallel : NotCopied {
  public:
   /// Every rank makes the same call at the same point: parameters and buffers become rank 0's.

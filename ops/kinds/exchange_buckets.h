@@ -37,11 +37,11 @@ class Buckets : NotCopied {
   void begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const;
   /// Of the members (rising) that have begun: after this each gradient is the sum over the ranks.
   /// Nobody gives the others of their buckets. `before(k)` is what begin() was given. With `used`,
-  /// of every member whether it came and then whether a step before went without a sum, throws
+  /// of every member whether it came and then how many steps were taken since the last sums, throws
   /// brrr::Error on all ranks unless theirs are the same.
   void end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
            const std::function<std::vector<Tensor>(size_t)>& before,
-           const std::vector<bool>& used = {}) const;
+           const std::vector<uint8_t>& used = {}) const;
   /// Forgets what a pass has begun that threw, once nobody reads or writes its gradients any more.
   void clear() const noexcept;
   size_t bucket_of(size_t k) const { return place_[k].first; }

@@ -362,7 +362,7 @@ class Exchange::Thread {
 };
 
 void Exchange::run_thread() {
-  auto& thread = *new Thread(*this);  // For ever, as messages to it may be under way.
+  static auto& thread = *new Thread(*this);  // For ever, as messages to it may be under way.
   const std::string failure = thread.join();
   id_ = std::this_thread::get_id();
   joined_.set_value(failure);

@@ -20,7 +20,7 @@ namespace brrr::dist {
 /// find wrong fails the sums, which some ranks have not begun.
 struct BucketUses final : Job {
   std::vector<std::string> names;  // Of the members.
-  std::vector<std::string> sets;   // That have come in some pass, 0 or 1 each; then `left_out`.
+  std::vector<std::string> sets;   // That have come in some pass, 0 or 1 each; then a number.
   std::string all;                 // What all ranks say, in their order.
   bool started = false;
 
@@ -34,7 +34,7 @@ struct BucketUses final : Job {
     if (all.compare(each(), all.npos, all, 0, all.size() - each()) != 0) refuse();
   }
   size_t each() const { return names.size() + 1; }
-  int64_t number_of(const std::vector<bool>& used) {
+  int64_t number_of(const std::vector<uint8_t>& used) {
     const std::string set(used.begin(), used.end());
     const auto number = std::ranges::find(sets, set) - sets.begin();
     if (number == std::ssize(sets)) sets.push_back(set);
@@ -53,18 +53,25 @@ struct BucketUses final : Job {
     }
     return found;
   }
+  // A rank that has made more steps since the last exchange has left one out.
+  void compare_steps() const {
+    std::vector<int> steps;
+    for (size_t k = names.size(); k < all.size(); k += each()) {
+      steps.push_back(static_cast<uint8_t>(all[k]));
+    }
+    if (std::ranges::count(steps, steps[0]) == std::ssize(steps)) return;
+    brrr::fail(
+        "DataParallel: since the last exchange of gradients ranks 0 to {} have made {} steps of "
+        "optimisers: a rank has taken a step without its gradients, which the others have waited "
+        "for. Use the same parameters on all ranks; 0.0 * p.sum() in the loss uses p and adds "
+        "nothing",
+        steps.size() - 1, fmt::join(steps, ", "));
+  }
   [[noreturn]] void refuse() const {
+    compare_steps();
     constexpr int most = 4;
     std::string said;
     int differ = 0;
-    const auto late = ranks_with(names.size(), true), others = ranks_with(names.size(), false);
-    if (!late.empty() && !others.empty()) {
-      brrr::fail(
-          "DataParallel: a backward pass before an optimiser's step reached no parameter on rank "
-          "{}, but did on {}: the gradients are of different steps now. Use the same ones on all "
-          "ranks; 0.0 * p.sum() in the loss uses p and adds nothing",
-          fmt::join(late, ", "), fmt::join(others, ", "));
-    }
     for (size_t k = names.size(); k-- > 0;) {  // As the model has them.
       const auto with = ranks_with(k, true), without = ranks_with(k, false);
       if (with.empty() || without.empty() || ++differ > most) continue;
@@ -313,7 +320,7 @@ size_t Buckets::members_of(size_t bucket) const { return buckets_[bucket]->membe
 
 void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
                   const std::function<std::vector<Tensor>(size_t)>& before,
-                  const std::vector<bool>& used) const {
+                  const std::vector<uint8_t>& used) const {
   int64_t compared = used.empty() || Exchange::get().size() == 1 ? -1 : uses_->number_of(used);
   if (compared >= 0 && gradients[0].device() != kCPU && gpus_linked()) {
     // A replay's work may be a graph of the GPU's, which asks nobody.
