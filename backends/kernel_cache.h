@@ -36,8 +36,8 @@ std::string kernel_path(const std::string& dir, const std::string& key);
 // Their machine code, if it is there, whole, and nobody else's. Marks it as just used.
 std::optional<std::string> read_kernel(const std::string& dir, const std::string& key);
 
-// Puts machine code into the cache, in one step for every other process, and bounds the cache.
-// Throws Error when the disk is full.
+// Puts machine code into the cache, in one step for every other process; the first and every 64th
+// time in a process it bounds the cache. Throws Error when the disk is full.
 void publish_kernel(const std::string& dir, const std::string& key, const std::string& code);
 
 // Of those who build the same kernels at the same time, processes or threads, one runs the compiler

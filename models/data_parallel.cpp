@@ -133,7 +133,8 @@ struct DataParallel::State final : NotCopied {
   bool anew = false;               // All were between passes: the next one begins a step.
   bool expected = false;           // A backward pass of a forward pass that has begun.
   std::unordered_map<const TensorImpl*, size_t> index;
-  // Steps of optimisers since the last exchange; from the first exchange on as many as in a step.
+  // Optimisers' steps since the last exchange. One before the first, as there is before every
+  // other: the recording of the first call serves the next ones.
   const Ref<ControlCell> steps = control_cell(1, ControlCell::Mark);
   // The pass of a step, in a cell that a recorded step which throws puts back,
   const Ref<ControlCell> cell = control_cell(0);

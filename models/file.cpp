@@ -180,6 +180,15 @@ class TemporaryFile : NotCopied {
 
 }  // namespace
 
+fs::path behind_links(fs::path path) {
+  constexpr int most_links = 40;  // As the system follows.
+  std::error_code none;
+  for (int links = 0; links < most_links && fs::is_symlink(path, none); ++links) {
+    path = path.parent_path() / fs::read_symlink(path, none);
+  }
+  return path;
+}
+
 // A link stays a link: what it points to, which may not exist yet, is replaced.
 static fs::path replaced_by(const std::string& path) {
   std::error_code none;
@@ -193,11 +202,8 @@ static fs::path replaced_by(const std::string& path) {
   BRRR_CHECK(!fs::exists(there) || ::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) == 0,
              "cannot write {}: {}; it is protected, and would be replaced", path,
              std::strerror(errno));
-  constexpr int most_links = 40;  // As the system follows.
-  for (int links = 0; fs::is_symlink(target, none); ++links) {
-    BRRR_CHECK(links < most_links, "cannot write {}: its links lead to no file", path);
-    target = target.parent_path() / fs::read_symlink(target);
-  }
+  target = behind_links(target);
+  BRRR_CHECK(!fs::is_symlink(target, none), "cannot write {}: its links lead to no file", path);
   return target;
 }
 

@@ -2,6 +2,7 @@
 // Files that may be hostile, and files that must not be lost.
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,9 @@ struct Bytes {
 /// that may not be written is not replaced either. What killed processes left of such files for
 /// this `path` is removed.
 void replace_file(const std::string& path, const std::vector<Bytes>& parts);
+/// What a chain of links leads to, which need not be there; a link, if it is longer than those that
+/// the system follows.
+std::filesystem::path behind_links(std::filesystem::path path);
 /// Throws what keeps replace_file() from beginning: to be asked before hours are spent on the
 /// parts.
 void check_replaceable(const std::string& path);

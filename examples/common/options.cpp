@@ -181,11 +181,7 @@ std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
 // A name that is not there yet would stay relative, and a link to one a link.
 static fs::path place(const fs::path& p) {
   std::error_code none;
-  fs::path at = fs::absolute(p, none);
-  for (int links = 0; links < 40 && fs::is_symlink(at, none); ++links) {
-    at = at.parent_path() / fs::read_symlink(at, none);
-  }
-  return fs::weakly_canonical(at, none);
+  return fs::weakly_canonical(brrr::behind_links(fs::absolute(p, none)), none);
 }
 
 // What one option writes would be what another reads in its folder, once it is there.

@@ -389,6 +389,7 @@ TEST_CASE("zz: a rank whose loss reached no parameter is found out among several
   leave_out(Mode::Eager, false, 2);
 }
 
+// Nothing in it is refused.
 TEST_CASE("DataParallel: an evaluation on one rank among the steps of two optimisers") {
   Two model;
   dist::DataParallel ddp(model);
