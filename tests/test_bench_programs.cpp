@@ -82,6 +82,8 @@ TEST_CASE("benchmarks: a wrong word on the command line is an error that names i
        "no op has 'nosuch' in its name; the ops are add, add of a row, "},
       {"bench_gpu --foo", "bench_gpu: unknown option '--foo', see --help"},
       {"bench_gpu --json", "--json: value missing"},
+      {"bench_micro --cpu -1", "bench_micro: --cpu: '-1' is not a positive number"},
+      {"bench_micro --benchmark_bogus=1", "unknown option '--benchmark_bogus=1', see --help"},
   };
   for (const Wrong& w : wrong) {
     const Result r = run(w.command);
@@ -107,9 +109,9 @@ TEST_CASE("benchmarks: a step that fell back is an error, by the exit status, to
       {"bench_ratios --only replay", 2},
       {"bench_ratios --only memory", 2},
       {"bench_ratios --instr frozen 10", 2},
-      {"bench_dispatch --benchmark_min_time=0.001 '--benchmark_filter=chain/(graph|frozen)'", 1},
-      {"bench_mlp --benchmark_min_time=0.001 '--benchmark_filter=graph/batch:1/adamw:0'", 1},
-      {"bench_fusion --benchmark_min_time=0.001 '--benchmark_filter=one_cos/graph/MB:1/'", 1},
+      {"bench_micro --benchmark_min_time=0.001 '--benchmark_filter=^chain/(graph|frozen)'", 1},
+      {"bench_micro --benchmark_min_time=0.001 '--benchmark_filter=graph/batch:1/adamw:0'", 1},
+      {"bench_micro --benchmark_min_time=0.001 '--benchmark_filter=one_cos/graph/MB:1/'", 1},
       {"bench_ops --only tanh --seconds 0.001", 1},
       {"bench_steps --only 'MLP step, batch 1' --seconds 0.001", 1}};
   for (const Program& p : all) {

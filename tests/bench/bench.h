@@ -3,14 +3,11 @@
 // What the benchmarks share: how a run is set up and what it prints first, contestants measured in
 // turns, and the MLP step as a user of brrr writes it.
 
-#include <benchmark/benchmark.h>
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <sched.h>
-#include <unistd.h>
 
-#include <cstring>
 #include <fstream>
 #include <functional>
 
@@ -18,8 +15,10 @@
 #include "backends/cpu/stream.h"
 #include "tests/bench/floor_mlp.h"
 #include "tests/bench/measure/machine.h"
+#include "tests/bench/measure/timing.h"
 #include "tests/bench/measure/trainer.h"
 #include "tests/bench/peer.h"
+#include "tests/bench/words.h"
 
 namespace brrr::bench {
 
@@ -29,30 +28,16 @@ struct RunOptions {
   int threads = 1;
   int cpu = -1;  // where the main thread is pinned; -1: the last CPU it may use
   std::string json;
-};
 
-// Takes --threads N, --cpu N and --json FILE out of argv; the rest stays for the program.
-inline RunOptions take_run_options(int& argc, char** argv) {
-  RunOptions o;
-  int kept = 1;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view name = argv[i];
-    if (name != "--threads" && name != "--cpu" && name != "--json") {
-      argv[kept++] = argv[i];
-      continue;
+  bool take(Words& words) {
+    if (words.word() == "--cpu") {
+      const std::string text = words.value();
+      cpu = text == "0" ? 0 : static_cast<int>(positive_number("--cpu", text));
+      return true;
     }
-    if (++i >= argc) throw std::invalid_argument(std::string(name) + ": value missing");
-    if (name == "--json") {
-      o.json = argv[i];
-    } else if (name == "--threads") {
-      o.threads = static_cast<int>(positive_number(name, argv[i]));
-    } else {
-      o.cpu = std::strcmp(argv[i], "0") == 0 ? 0 : static_cast<int>(positive_number(name, argv[i]));
-    }
+    return words.take("--threads", threads) || words.take("--json", json);
   }
-  argc = kept;
-  return o;
-}
+};
 
 // An unpinned thread moves between cores and finds cold caches there.
 inline int pin_main_thread(int cpu) {
@@ -98,37 +83,6 @@ inline Machine start_run(const RunOptions& o) {
   return m;
 }
 
-inline bool benchmark_failed = false;
-
-// Figures of a step that fell back are those of the reference walker: an error of the program, too.
-inline void check_fallbacks(benchmark::State& state, const StepStats& stats) {
-  if (stats.fallbacks == 0) return;
-  benchmark_failed = true;
-  state.SkipWithError(("fallback: " + stats.last_fallback).c_str());
-}
-
-// main() of the programs that Google Benchmark drives.
-inline int google_benchmark_main(int argc, char** argv) {
-  try {
-    const RunOptions o = take_run_options(argc, argv);
-    benchmark::Initialize(&argc, argv);
-    if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-    const Machine m = start_run(o);
-    benchmark::AddCustomContext("machine", m.line);
-    benchmark::AddCustomContext("versions", m.versions);
-    benchmark::RunSpecifiedBenchmarks();
-    benchmark::Shutdown();
-    if (benchmark_failed) {
-      std::fprintf(stderr, "%s: do not use these figures: a step fell back\n", argv[0]);
-      return 1;
-    }
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
-    return 1;
-  }
-  return 0;
-}
-
 // Contestants measured in turns, A B C A B C ..., so that whatever else the machine does meets them
 // all alike. A turn is long enough to warm the caches and consists of short samples, of which the
 // median counts: what a preemption hits is dropped.
@@ -139,6 +93,12 @@ class Turns {
       std::function<void(std::int64_t)> run, std::function<void()> before = [] {}) {
     all_.push_back({std::move(run), std::move(before), 1, {}});
     return static_cast<int>(all_.size()) - 1;
+  }
+  // The same where call() does it once.
+  template <class F> int each(F call) {
+    return add([call = std::move(call)](std::int64_t n) {
+      while (n-- > 0) call();
+    });
   }
   void measure(int rounds, double turn_ms = 4.0, double sample_us = 15.0) {
     for (Contestant& c : all_) {
@@ -248,7 +208,9 @@ class BrrrMlp : public PeerRun {
 class FloorRun {
  public:
   FloorRun(const std::string& optimizer, std::int64_t batch)
-      : data_(make_mlp_batches(batch)), mlp_(mlp_sizes, batch, kind(optimizer), hyper(optimizer)) {
+      : data_(make_mlp_batches(batch)),
+        mlp_(mlp_sizes, batch, optimizer == "sgd" ? FloorOptimizer::Sgd : FloorOptimizer::AdamW,
+             {.lr = optimizer == "sgd" ? sgd_lr : adamw_lr, .weight_decay = adamw_weight_decay}) {
     reset();
   }
   void reset() {
@@ -265,15 +227,6 @@ class FloorRun {
   float loss() const { return loss_; }
 
  private:
-  static FloorOptimizer kind(const std::string& o) {
-    return o == "sgd" ? FloorOptimizer::Sgd : FloorOptimizer::AdamW;
-  }
-  static FloorHyper hyper(const std::string& o) {
-    FloorHyper h;
-    h.lr = o == "sgd" ? sgd_lr : adamw_lr;
-    h.weight_decay = adamw_weight_decay;
-    return h;
-  }
   MlpBatches data_;
   FloorMlp mlp_;
   float loss_ = 0;

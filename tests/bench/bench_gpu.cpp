@@ -43,60 +43,11 @@ class Bench {
  public:
   Bench(const Sizes& s, bench::Figures& figures) : s_(s), figures_(figures) {}
 
-  void first_use_and_host_cost() {
-    host_cost();
-    first_use();
-  }
-  void bandwidth_and_products() {
-    bandwidth();
-    products();
-  }
-  void steps(const std::vector<StepTask>& all) {
-    for (const StepTask& task : all) {
-      std::vector<float> eager;
-      for (const StepMode& mode : kModes) {
-        figures_.attempt(task.name + mode.suffix, [&] { train(task, mode, eager); });
-      }
-    }
-  }
-
- private:
-  void note(const std::string& name, double value, const char* unit) {
-    figures_.note(name, value, unit);
-  }
-
-  // Seconds of one f() among many in the queue.
-  double queued(const std::function<void()>& f, int64_t n) {
-    std::vector<double> all;
-    for (int i = 0; i < 3; ++i) f();
-    for (int64_t r = 0; r < s_.rounds; ++r) {
-      synchronize();
-      const auto start = Clock::now();
-      for (int64_t i = 0; i < n; ++i) f();
-      synchronize();
-      all.push_back(seconds_since(start) / static_cast<double>(n));
-    }
-    return median(all);
-  }
-  // Seconds until f() has returned, its work being queued only.
-  double host(const std::function<void()>& f, int64_t n) {
-    std::vector<double> all;
-    for (int i = 0; i < 3; ++i) f();
-    for (int64_t r = 0; r < s_.rounds; ++r) {
-      synchronize();
-      const auto start = Clock::now();
-      for (int64_t i = 0; i < n; ++i) f();
-      all.push_back(seconds_since(start) / static_cast<double>(n));
-    }
-    synchronize();
-    return median(all);
-  }
-
   void host_cost() {
     auto report = [&](const std::string& name, bool gradient) {
       figures_.attempt(name, [&] {
         const Tensor a = rand({1}, kCUDA).set_requires_grad(gradient), b = rand({1}, kCUDA);
-        note(name, host([&] { a + b; }, 500) * 1e6, "us");
+        note(name, timed([&] { a + b; }, 500, false) * 1e6, "us");
       });
     };
     report("host cost: add of one element", false);
@@ -120,15 +71,6 @@ class Bench {
     });
   }
 
-  // A figure in bytes, also as a share of what a copy reaches, where that was measured.
-  void rate(const std::string& name, double bytes, const std::function<void()>& f) {
-    figures_.attempt(name, [&] {
-      const double reached = bytes / queued(f, 5);
-      note(name, reached / 1e9, "GB/s");
-      if (copy_ > 0) note(name + ", of the copy", 100 * reached / copy_, "%");
-    });
-  }
-
   void bandwidth() {
     const int64_t n = s_.elements;
     const double bytes = 8.0 * static_cast<double>(n);
@@ -142,7 +84,7 @@ class Bench {
     const Backend& gpu = backend(DeviceType::CUDA);
     figures_.attempt("device to device copy", [&] {
       const auto copy = [&] { gpu.copy(z.data_ptr(), x.data_ptr(), static_cast<size_t>(4 * n)); };
-      copy_ = bytes / queued(copy, 5);
+      copy_ = bytes / timed(copy, 5);
       note("device to device copy", copy_ / 1e9, "GB/s");
     });
     rate("pointwise: x * 2", bytes, [&] { x * 2.0; });
@@ -165,7 +107,7 @@ class Bench {
         const Tensor a = randn({n, n}, kCUDA).to(t), b = randn({n, n}, kCUDA).to(t);
         const Tensor right = transposed ? b.t() : b;
         set_allow_tf32(tf32);
-        const double seconds = queued([&] { a.matmul(right); }, 10);
+        const double seconds = timed([&] { a.matmul(right); }, 10);
         note(name, 2.0 * size * size * size / seconds / 1e12, "TFLOP/s");
       });
       set_allow_tf32(false);
@@ -176,6 +118,44 @@ class Bench {
     report("matmul: bfloat16, right one transposed", kBFloat16, true, false);
   }
 
+  void steps(const std::vector<StepTask>& all) {
+    for (const StepTask& task : all) {
+      std::vector<float> eager;
+      for (const StepMode& mode : kModes) {
+        figures_.attempt(task.name + mode.suffix, [&] { train(task, mode, eager); });
+      }
+    }
+  }
+
+ private:
+  void note(const std::string& name, double value, const char* unit) {
+    figures_.note(name, value, unit);
+  }
+
+  // Seconds of one f() among many: until its work is done, or until it has returned, that queued.
+  double timed(const std::function<void()>& f, int64_t n, bool until_done = true) {
+    std::vector<double> all;
+    for (int i = 0; i < 3; ++i) f();
+    for (int64_t r = 0; r < s_.rounds; ++r) {
+      synchronize();
+      const auto start = Clock::now();
+      for (int64_t i = 0; i < n; ++i) f();
+      if (until_done) synchronize();
+      all.push_back(seconds_since(start) / static_cast<double>(n));
+    }
+    synchronize();
+    return median(all);
+  }
+
+  // A figure in bytes, also as a share of what a copy reaches, where that was measured.
+  void rate(const std::string& name, double bytes, const std::function<void()>& f) {
+    figures_.attempt(name, [&] {
+      const double reached = bytes / timed(f, 5);
+      note(name, reached / 1e9, "GB/s");
+      if (copy_ > 0) note(name + ", of the copy", 100 * reached / copy_, "%");
+    });
+  }
+
   // The step in a mode: from the same weights in each and, to the last bit, with `eager` losses,
   // which the eager mode sets.
   void train(const StepTask& task, const StepMode& mode, std::vector<float>& eager) {
@@ -184,8 +164,8 @@ class Bench {
     if (mode.mode == Mode::Eager) figures_.note_losses(task.name, eager = run.losses());
     if (run.losses() != eager) throw Error("the losses are not those of the eager mode");
     const std::string label = task.name + mode.suffix;
-    note(label, queued(f, s_.steps) * 1e6, "us");
-    const double host_us = host(f, kHostSteps) * 1e6;
+    note(label, timed(f, s_.steps) * 1e6, "us");
+    const double host_us = timed(f, kHostSteps, false) * 1e6;
     note(label + ", host", host_us, "us");
     if (mode.mode == Mode::Eager) return;
     const auto ops = static_cast<double>(run.stats().ops_per_replay);
@@ -212,19 +192,8 @@ struct Options {
   std::string json, inputs;
 
   bool take(bench::Words& words) {
-    const std::string& word = words.word();
-    if (word == "--quick") {
-      quick = true;
-    } else if (word == "--first-use") {
-      only_first_use = true;
-    } else if (word == "--json") {
-      json = words.value();
-    } else if (word == "--inputs") {
-      inputs = words.value();
-    } else {
-      return false;
-    }
-    return true;
+    return words.take("--quick", quick) || words.take("--first-use", only_first_use) ||
+           words.take("--json", json) || words.take("--inputs", inputs);
   }
 };
 
@@ -241,9 +210,11 @@ int run(const Options& o) {
   if (!o.inputs.empty()) save(o.inputs, bench::inputs_of(all));
   bench::Figures figures(o.json, {{"device", p.name}, {"versions", p.versions}});
   Bench bench(sizes, figures);
-  bench.first_use_and_host_cost();
+  bench.host_cost();
+  bench.first_use();
   if (!o.only_first_use) {
-    bench.bandwidth_and_products();
+    bench.bandwidth();
+    bench.products();
     bench.steps(all);
   }
   return figures.failed() ? 1 : 0;
@@ -252,17 +223,5 @@ int run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    Options o;
-    for (bench::Words words(argc, argv); words.next();) {
-      if (words.word() == "--help") {
-        std::fputs(kHelp, stdout);
-        return 0;
-      }
-      if (!o.take(words)) words.unknown();
-    }
-    return run(o);
-  } catch (const std::exception& e) {
-    return bench::status_of("bench_gpu", e);
-  }
+  return bench::words_main("bench_gpu", argc, argv, kHelp, Options{}, run);
 }

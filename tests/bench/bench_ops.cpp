@@ -171,7 +171,12 @@ constexpr const char* kHelp =
 Exit status: 0, 1 after an error or if a figure failed, 2 if the command line is wrong.
 )";
 
-int run(const bench::StepsOptions& o) {
+struct Options : bench::StepsOptions {
+  Options() { seconds = 0.05; }
+  bool take(bench::Words& words) { return words.word() != "--inputs" && StepsOptions::take(words); }
+};
+
+int run(const Options& o) {
   cpu::set_num_threads(o.threads);
   std::vector<Case> cases = pointwise_cases();
   std::ranges::copy(library_cases(), std::back_inserter(cases));
@@ -192,18 +197,5 @@ int run(const bench::StepsOptions& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    bench::StepsOptions o;
-    o.seconds = 0.05;
-    for (bench::Words words(argc, argv); words.next();) {
-      if (words.word() == "--help") {
-        std::fputs(kHelp, stdout);
-        return 0;
-      }
-      if (words.word() == "--inputs" || !o.take(words)) words.unknown();
-    }
-    return run(o);
-  } catch (const std::exception& e) {
-    return bench::status_of("bench_ops", e);
-  }
+  return bench::words_main("bench_ops", argc, argv, kHelp, Options{}, run);
 }

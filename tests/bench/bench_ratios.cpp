@@ -1,9 +1,10 @@
 // Every figure that brrr promises and that is a ratio or a time, in one process, one run, measured
 // in turns: the bar, what was measured, whether it holds. See --help.
 
+#include <benchmark/benchmark.h>
+
 #include <algorithm>
 #include <array>
-#include <filesystem>
 
 #include "tests/bench/bench.h"
 #include "tests/bench/gpt_figures.h"
@@ -81,8 +82,8 @@ void dispatch(Report& report) {
 // Both calls replay the same kernels, and the frozen one does nothing else: the difference is the
 // function's run and its comparison with the recording.
 void verify(Report& report) {
-  ChainStep plain(chain_fn(false), false), plain_frozen(chain_fn(false), true);
-  ChainStep grad(chain_fn(true), false), grad_frozen(chain_fn(true), true);
+  ChainStep plain(chain_fn(false), Way::Graph), plain_frozen(chain_fn(false), Way::Frozen);
+  ChainStep grad(chain_fn(true), Way::Graph), grad_frozen(chain_fn(true), Way::Frozen);
   Turns turns;
   const int a = turns.add([&](std::int64_t n) { plain.run(n); });
   const int b = turns.add([&](std::int64_t n) { plain_frozen.run(n); });
@@ -126,7 +127,8 @@ void count_calls(Report& report, const std::string& what, const std::function<vo
 }
 
 void replay(Report& report) {
-  ChainStep one([](const Tensor&x) { return x * 2.0; }, true), six(tiny_training_fn(), true);
+  ChainStep one([](const Tensor& x) { return x * 2.0; }, Way::Frozen);
+  ChainStep six(tiny_training_fn(), Way::Frozen);
   Turns turns;
   const int a = turns.add([&](std::int64_t n) { one.run(n); });
   const int b = turns.add([&](std::int64_t n) { six.run(n); });
@@ -135,7 +137,7 @@ void replay(Report& report) {
   report.show("frozen call, one kernel of 16 elements", turns.ns(a), "ns");
   report.at_most("frozen call, six tiny parameters with SGD, kernels included", 500, turns.ns(b),
                  "ns", fmt::format("{} kernels", s.kernels_per_replay));
-  ChainStep few(tiny_training_fn(100), false), many(tiny_training_fn(2000), false);
+  ChainStep few(tiny_training_fn(100), Way::Graph), many(tiny_training_fn(2000), Way::Graph);
   Turns grow;
   const int c = grow.add([&](std::int64_t n) { few.run(n); });
   const int d = grow.add([&](std::int64_t n) { many.run(n); });
@@ -143,7 +145,7 @@ void replay(Report& report) {
   report.at_most("a parameter of 2,000 in a replay, over one of 100", 2,
                  grow.ns(d) / 20 / grow.ns(c), "x",
                  fmt::format("{:.0f} and {:.0f} us a call", grow.ns(d) / 1e3, grow.ns(c) / 1e3));
-  ChainStep verified(tiny_training_fn(), false);
+  ChainStep verified(tiny_training_fn(), Way::Graph);
   count_calls(report, "tiny step frozen", [&] { six.run(1); });
   count_calls(report, "tiny step verified", [&] { verified.run(1); });
   for (const ChainStep* step : {&one, &six, &few, &many, &verified}) {
@@ -225,24 +227,12 @@ void fusion(Report& report) {
   double rows_ms = 0, two_ms = 0, arithmetic_ms = 0;
   for (int r = 0; r < 7; ++r) {
     Turns turns;
-    const int g = turns.add([&](std::int64_t n) {
-      while (n-- > 0) gelu(c.x, c.w, c.b, c.residual);
-    });
-    const int h = turns.add([&](std::int64_t n) {
-      while (n-- > 0) gelu(c.x, w, b, c.residual);
-    });
-    const int k = turns.add([&](std::int64_t n) {
-      while (n-- > 0) gelu_narrow(narrow.x, narrow.w, narrow.b, narrow.residual);
-    });
-    const int i = turns.add([&](std::int64_t n) {
-      while (n-- > 0) one(c.x);
-    });
-    const int j = turns.add([&](std::int64_t n) {
-      while (n-- > 0) two(c.x);
-    });
-    const int l = turns.add([&](std::int64_t n) {
-      while (n-- > 0) two_near(near);
-    });
+    const int g = turns.each([&] { gelu(c.x, c.w, c.b, c.residual); });
+    const int h = turns.each([&] { gelu(c.x, w, b, c.residual); });
+    const int k = turns.each([&] { gelu_narrow(narrow.x, narrow.w, narrow.b, narrow.residual); });
+    const int i = turns.each([&] { one(c.x); });
+    const int j = turns.each([&] { two(c.x); });
+    const int l = turns.each([&] { two_near(near); });
     turns.measure(3, 20);
     rows.push_back(100e9 * brrr::cpu::stream_like(2, side_bytes).seconds / turns.ns(g));
     narrow_rows.push_back(100e9 * brrr::cpu::stream_like(2, side_bytes).seconds / turns.ns(k));
@@ -314,17 +304,16 @@ int replayed(const brrr::StepStats& stats) {
 }
 
 int run_for_callgrind(const std::string& what, std::int64_t n) {
-  brrr::cpu::set_num_threads(1);
   if (what == "add" || what == "add_grad") {
     const auto [a, b] = add_operands(what == "add_grad");
     adds(n, a, b);
   } else if (what == "verify" || what == "verify_grad") {
-    ChainStep s(chain_fn(what == "verify_grad"), false);
+    ChainStep s(chain_fn(what == "verify_grad"), Way::Graph);
     s.run(n);
     std::printf("%d ops per call\n", static_cast<int>(s.step.stats().ops_per_replay));
     return replayed(s.step.stats());
   } else if (what == "frozen") {
-    ChainStep s(tiny_training_fn(), true);
+    ChainStep s(tiny_training_fn(), Way::Frozen);
     s.run(n);
     return replayed(s.step.stats());
   } else {
@@ -334,7 +323,24 @@ int run_for_callgrind(const std::string& what, std::int64_t n) {
   return 0;
 }
 
-int run_parts(const RunOptions& o, const std::string& only) {
+struct Options : RunOptions {
+  std::string only, instr, first_replay, scale, mode;
+  std::int64_t count = 0;
+
+  bool take(Words& words) {
+    if (words.take("--instr", instr)) {
+      count = positive_number("--instr " + instr, words.value());
+    } else if (words.take("--scale", scale)) {
+      mode = words.value();
+    } else {
+      return RunOptions::take(words) || words.take("--only", only) ||
+             words.take("--first-replay", first_replay);
+    }
+    return true;
+  }
+};
+
+int run_parts(const Options& o) {
   const Machine machine = start_run(o);
   Report report;
   json table = json::array();
@@ -344,9 +350,9 @@ int run_parts(const RunOptions& o, const std::string& only) {
       {"rows", [&] { rows_part(report); }},    {"memory", [&] { memory(report); }},
       {"build", [&] { build(report); }},       {"mlp", [&] { mlp(report, table); }},
       {"gpt", [&] { gpt_part(report); }},      {"scale", [&] { scale_part(report, o.threads); }}};
-  const auto named = [&](const auto& part) { return only.empty() || part.first == only; };
+  const auto named = [&](const auto& part) { return o.only.empty() || part.first == o.only; };
   if (std::none_of(parts.begin(), parts.end(), named)) {
-    throw std::invalid_argument("--only: there is no part '" + only + "', see --help");
+    throw std::invalid_argument("--only: there is no part '" + o.only + "', see --help");
   }
   fmt::print("\n{:<62} {:>13} {:>10}\n", "figure", "bar", "measured");
   for (const auto& part : parts) {
@@ -364,45 +370,23 @@ int run_parts(const RunOptions& o, const std::string& only) {
   return report.right() ? 0 : 2;
 }
 
-int run_main(int argc, char** argv) {
-  const RunOptions o = take_run_options(argc, argv);
-  std::string only;
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    const auto value = [&] {
-      if (++i >= argc) throw std::invalid_argument(name + ": value missing");
-      return std::string(argv[i]);
-    };
-    if (name == "--help") {
-      std::fputs(help, stdout);
-      return 0;
-    } else if (name == "--only") {
-      only = value();
-    } else if (name == "--instr") {
-      const std::string what = value();
-      return run_for_callgrind(what, positive_number("--instr " + what, value().c_str()));
-    } else if (name == "--first-replay") {
-      brrr::cpu::set_num_threads(o.threads);
-      std::printf("%.3f\n", first_replay_ms(value()));
-      return 0;
-    } else if (name == "--scale") {
-      brrr::cpu::set_num_threads(o.threads);
-      const std::string model = value();
-      return print_scale(model, value());
-    } else if (name.rfind("--benchmark_", 0) != 0) {  // the script passes those to all programs
-      throw std::invalid_argument("unknown option '" + name + "', see --help");
-    }
-  }
-  return run_parts(o, only);
+int run(const Options& o) {
+  if (o.instr.empty() && o.first_replay.empty() && o.scale.empty()) return run_parts(o);
+  brrr::cpu::set_num_threads(o.threads);
+  if (!o.instr.empty()) return run_for_callgrind(o.instr, o.count);
+  if (!o.scale.empty()) return print_scale(o.scale, o.mode);
+  std::printf("%.3f\n", first_replay_ms(o.first_replay));
+  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    return run_main(argc, argv);
+    Options o;
+    return read_words(argc, argv, help, o) ? run(o) : 0;
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_ratios: %s\n", e.what());
-    return 1;
+    status_of("bench_ratios", e);
+    return 1;  // 2 says that the modes disagree.
   }
 }

@@ -91,14 +91,7 @@ Exit status: 0, 1 after an error or if a figure failed, 2 if the command line is
 int main(int argc, char** argv) {
   try {
     bench::StepsOptions o;
-    for (bench::Words words(argc, argv); words.next();) {
-      if (words.word() == "--help") {
-        std::fputs(kHelp, stdout);
-        return 0;
-      }
-      if (!o.take(words)) words.unknown();
-    }
-    return run(o);
+    return bench::read_words(argc, argv, kHelp, o) ? run(o) : 0;
   } catch (const std::exception& e) {
     if (dist::size() > 1) dist::abort(e.what());
     return bench::status_of("bench_steps", e);

@@ -75,13 +75,12 @@ void relu_mask_and_bias_grad(float* grad, const float* output, float* bias_grad,
   }
 }
 
+// Updates go over whole vectors: what a buffer has behind its end is 0 and stays so.
 void sgd_update(float* value, const float* grad, std::int64_t size, float lr) {
   const Vec vlr = vx::splat(lr);
-  std::int64_t i = 0;
-  for (; i + lanes <= size; i += lanes) {
+  for (std::int64_t i = 0; i < size; i += lanes) {
     vx::store(value + i, vx::load(value + i) - vlr * vx::load(grad + i));
   }
-  for (; i < size; ++i) value[i] -= lr * grad[i];
 }
 
 // The factors of one AdamW step that all elements share (Loshchilov and Hutter 2019, algorithm 2,
@@ -109,8 +108,7 @@ AdamWFactors adamw_factors(const FloorHyper& hyper, std::int64_t t) {
 
 void adamw_update(float* value, const float* grad, float* mean, float* square, std::int64_t size,
                   const AdamWFactors& f) {
-  std::int64_t i = 0;
-  for (; i + lanes <= size; i += lanes) {
+  for (std::int64_t i = 0; i < size; i += lanes) {
     const Vec g = vx::load(grad + i);
     const Vec m = f.beta1 * vx::load(mean + i) + f.one_minus_beta1 * g;
     const Vec s = f.beta2 * vx::load(square + i) + f.one_minus_beta2 * g * g;
@@ -118,13 +116,6 @@ void adamw_update(float* value, const float* grad, float* mean, float* square, s
     vx::store(mean + i, m);
     vx::store(square + i, s);
     vx::store(value + i, f.keep * vx::load(value + i) - f.step_size * (m / denominator));
-  }
-  for (; i < size; ++i) {
-    const float g = grad[i];
-    mean[i] = f.beta1 * mean[i] + f.one_minus_beta1 * g;
-    square[i] = f.beta2 * square[i] + f.one_minus_beta2 * g * g;
-    const float denominator = std::sqrt(square[i]) * f.inverse_root + f.eps;
-    value[i] = f.keep * value[i] - f.step_size * (mean[i] / denominator);
   }
 }
 
@@ -170,8 +161,9 @@ void gemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n, 
 }  // namespace
 
 FloorMlp::Buffer FloorMlp::make_buffer(std::int64_t count) {
-  const std::size_t bytes = (static_cast<std::size_t>(count) * sizeof(float) + 63) / 64 * 64;
-  auto* p = static_cast<float*>(std::aligned_alloc(64, bytes));
+  // Whole vectors.
+  const std::size_t bytes = (static_cast<std::size_t>(count) + lanes - 1) / lanes * sizeof(Vec);
+  auto* p = static_cast<float*>(std::aligned_alloc(sizeof(Vec), bytes));
   if (p == nullptr) throw std::bad_alloc();
   std::memset(p, 0, bytes);
   return Buffer(p);

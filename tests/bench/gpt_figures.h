@@ -47,7 +47,7 @@ class BrrrGpt : public PeerRun {
 };
 
 inline std::string gpt_peer(std::int64_t batch, int steps, int warmup) {
-  return fmt::format("--batch {} --steps {} --warmup {}", batch, steps, warmup);
+  return fmt::format("--model gpt --batch {} --steps {} --warmup {}", batch, steps, warmup);
 }
 
 // The same steps in each mode: the same bits; and the peer's loss and number of parameters.
@@ -58,7 +58,7 @@ inline void check_gpt(Report& report, std::int64_t batch) {
   const std::int64_t count = BrrrGpt(batch, Way::Eager).model().num_parameters();
   report.show("GPT, thousand parameters", static_cast<double>(count) / 1e3, "",
               fmt::format("{}", count));
-  for (const json& j : run_peer(gpt_peer(batch, steps - 1, 1), "peer_torch_gpt")) {
+  for (const json& j : run_peer(gpt_peer(batch, steps - 1, 1))) {
     const double torch_loss = j["final_loss"];
     const auto torch_count = j["parameters"].get<std::int64_t>();
     report.show("GPT, libtorch's, thousand parameters", static_cast<double>(torch_count) / 1e3, "",
@@ -89,8 +89,7 @@ inline void gpt_times(Report& report, std::int64_t batch) {
   for (int part = 0; part < 5; ++part) {
     turns.measure(9, 20.0);
     for (std::size_t f = 0; f < forms.size(); ++f) {
-      const std::string arguments = gpt_peer(batch, 150, 50) + " --gelu " + forms[f];
-      for (const json& j : run_peer(arguments, "peer_torch_gpt")) {
+      for (const json& j : run_peer(gpt_peer(batch, 150, 50) + " --gelu " + forms[f])) {
         const double us = j["us_per_step_median"];
         torch[f] = torch[f] > 0 ? std::min(torch[f], us) : us;
       }
@@ -125,9 +124,7 @@ inline void gpt_generation(Report& report) {
         models::GenerateOptions{
             .tokens = tokens, .seed = 3, .mode = k == 0 ? Mode::Eager : Mode::Graph}));
     ids[k] = g({0});
-    turns.add([&g](std::int64_t n) {
-      while (n-- > 0) g({0});
-    });
+    turns.each([&g] { g({0}); });
   }
   if (ids[0] != ids[1]) report.wrong("gpt: the modes generate different tokens");
   turns.measure(9, 30.0);

@@ -101,8 +101,10 @@ inline MlpFigures measure_mlp(const std::string& optimizer, std::int64_t batch, 
   for (int part = 0; part < parts; ++part) {
     turns.measure(rounds / parts, std::clamp(4.0 * static_cast<double>(batch) / 32, 4.0, 30.0));
     const int steps = batch > 128 ? 60 : 400;
-    for (const json& j : run_peer(fmt::format("--optimizer {} --batch {} --steps {} --warmup {}",
-                                              optimizer, batch, steps, steps / 4))) {
+    const std::string peer =
+        fmt::format("--model mlp --optimizer {} --batch {} --steps {} --warmup {}", optimizer,
+                    batch, steps, steps / 4);
+    for (const json& j : run_peer(peer)) {
       torch.push_back(j["us_per_step_median"]);
     }
   }

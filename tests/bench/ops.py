@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from peers import CLOSE, ENVIRONMENT, INSTALL, ROOT, check_json, processor, run
+from peers import CLOSE, INSTALL, check_json, parser_of, positive, processor, run
 
 LEAST = 15  # Microseconds that a gradient takes at least, being the difference of two times.
 
@@ -156,24 +156,12 @@ def measure_torch(options):
 
 
 def options_of(arguments):
-    parser = argparse.ArgumentParser(prog="./brrr bench --ops", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="of both; 1 if not given")
-    parser.add_argument("--rounds", type=int, default=2, help="2 if not given")
-    parser.add_argument("--seconds", type=float, default=0.05,
-                        help="measured for each figure in each round, at least; 0.05 if not given")
+    parser = parser_of("ops", __doc__, 2, 0.05, "bench_ops")
+    parser.add_argument("--threads", type=positive(int), default=1, help="of both; 1 if not given")
     parser.add_argument("--only", default="", metavar="TEXT", help="ops with TEXT in their name")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
-    parser.add_argument("--python", metavar="PATH", help="that has PyTorch; if not given, "
-                        f"{ENVIRONMENT}/bin/python if that exists, else the one that runs this")
-    parser.add_argument("--program", metavar="PATH", help="bench_ops, if it is elsewhere",
-                        default=str(ROOT / "build/release/bin/bench_ops"))
     parser.add_argument("--torch", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    own = ROOT / ENVIRONMENT / "bin/python"
-    options.python = options.python or (str(own) if own.exists() else sys.executable)
-    if min(options.threads, options.rounds) < 1 or not 0 < options.seconds < math.inf:
-        parser.error("--threads, --rounds, --seconds: a positive number is needed")
     check_json(parser, options.json)
     options.cpus = sorted(os.sched_getaffinity(0))[-options.threads:]
     return options

@@ -2,6 +2,7 @@
 
 // The GPT of the benchmarks: its sizes, batches and first weights, the same for brrr and the peer.
 
+#include <algorithm>
 #include <string_view>
 
 #include "tests/bench/peer.h"

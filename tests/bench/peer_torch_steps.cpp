@@ -113,7 +113,14 @@ void measure(const std::string& name, const Tensors& inputs, double seconds, Fig
   });
 }
 
-int run(const StepsOptions& o) {
+struct Options : StepsOptions {
+  bool version = false;
+  bool take(Words& words) { return words.take("--version", version) || StepsOptions::take(words); }
+};
+
+int run(const Options& o) {
+  if (o.version) return std::puts(TORCH_VERSION) < 0;
+  if (o.inputs.empty()) throw UsageError("--inputs is missing, see --help");
   at::set_num_threads(o.threads);
   Figures figures(o.json, {{"libtorch", TORCH_VERSION}});
   for (const auto& [key, inputs] : read_inputs(o.inputs)) {
@@ -126,19 +133,5 @@ int run(const StepsOptions& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    StepsOptions o;
-    for (Words words(argc, argv); words.next();) {
-      const std::string& word = words.word();
-      if (word == "--help" || word == "--version") {
-        std::puts(word == "--help" ? help : TORCH_VERSION);
-        return 0;
-      }
-      if (!o.take(words)) words.unknown();
-    }
-    if (o.inputs.empty()) throw UsageError("--inputs is missing, see --help");
-    return run(o);
-  } catch (const std::exception& e) {
-    return status_of("peer_torch_steps", e);
-  }
+  return words_main("peer_torch_steps", argc, argv, help, Options{}, run);
 }

@@ -16,13 +16,11 @@ endfunction()
 
 brrr_find(torch DEBIAN libtorch-dev HEADERS torch/script.h torch/torch.h
   LIBRARIES torch torch_cpu c10 SUFFIXES torch/csrc/api/include)
-foreach(name IN ITEMS peer_torch_mlp peer_torch_gpt)
-  if(TARGET brrr::torch)
-    brrr_add_peer(${name} brrr::torch)
-  else()
-    message(STATUS "brrr: libtorch not found (Debian: libtorch-dev), ${name} is left out")
-  endif()
-endforeach()
+if(TARGET brrr::torch)
+  brrr_add_peer(peer_torch brrr::torch)
+else()
+  message(STATUS "brrr: libtorch not found (Debian: libtorch-dev), peer_torch is left out")
+endif()
 
 # libtorch's part of bench --peers, which has it built: with the libtorch of the PyTorch that it
 # compares with, else with Debian's.

@@ -52,30 +52,42 @@ def check_json(parser, path):
         parser.error(f"--json: no file can be written in {folder}: {e.strerror}")
 
 
-def options_of(arguments):
-    parser = argparse.ArgumentParser(prog="./brrr bench --peers", description=__doc__,
+def positive(kind):
+    """Reads a positive number of that kind."""
+    def number(text):
+        value = kind(text)
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError("a positive number is needed")
+        return value
+    return number
+
+
+def parser_of(name, about, rounds, seconds, program):
+    """Has the options of all comparisons; `program` is brrr's part of this one."""
+    parser = argparse.ArgumentParser(prog=f"./brrr bench --{name}", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="of everybody; 1 if not given")
-    parser.add_argument("--rounds", type=int, default=3, help="3 if not given")
-    parser.add_argument("--seconds", type=float, default=0.5,
-                        help="measured for each figure in each round, at least; 0.5 if not given")
+    parser.add_argument("--rounds", type=positive(int), default=rounds,
+                        help=f"{rounds} if not given")
+    parser.add_argument("--seconds", type=positive(float), default=seconds,
+                        help=f"for each figure in each round, at least; {seconds} if not given")
+    own = ROOT / ENVIRONMENT / "bin/python"
+    parser.add_argument("--python", metavar="PATH",
+                        default=str(own) if own.exists() else sys.executable,
+                        help="that has the peers installed; if not given, "
+                        f"{ENVIRONMENT}/bin/python if that exists, else the one that runs this")
+    parser.add_argument("--program", metavar="PATH", help=f"{program}, if it is elsewhere",
+                        default=str(ROOT / "build/release/bin" / program))
+    return parser
+
+
+def options_of(arguments):
+    parser = parser_of("peers", __doc__, 3, 0.5, "bench_steps")
+    parser.add_argument("--threads", type=positive(int), default=1,
+                        help="of everybody; 1 if not given")
     parser.add_argument("--only", action="append", metavar="TEXT",
                         help="steps with TEXT in their name, such as 'MLP' or 'batch 8'")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
-    parser.add_argument("--python", metavar="PATH",
-                        help=f"that has the peers installed; if not given, "
-                        f"{ENVIRONMENT}/bin/python if that exists, else the one that runs this")
-    parser.add_argument("--program", metavar="PATH", help="bench_steps, if it is elsewhere",
-                        default=str(ROOT / "build/release/bin/bench_steps"))
     options = parser.parse_args(arguments)
-    if not options.python:
-        own = ROOT / ENVIRONMENT / "bin/python"
-        options.python = str(own) if own.exists() else sys.executable
-    for name in ("threads", "rounds"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name}: a positive number is needed")
-    if not 0 < options.seconds < math.inf:
-        parser.error("--seconds: a positive number is needed")
     check_json(parser, options.json)
     options.cpus = sorted(os.sched_getaffinity(0))[-options.threads:]
     if len(options.cpus) < options.threads:

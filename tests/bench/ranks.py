@@ -3,37 +3,22 @@ runs them: brrr by mpirun, PyTorch's DistributedDataParallel over gloo by torchr
 one thread and a core of its own, in turns, from the same weights, losses compared first. A ratio is
 the median of the rounds' own ratios.
 """
-import argparse
-import math
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
 
-from peers import CLOSE, ENVIRONMENT, ROOT, HERE, deviation, report_of
+from peers import CLOSE, ROOT, HERE, deviation, parser_of, positive, report_of
 
 STEP = "GPT step, 4 layers, width 128, batch 12"
 
 
 def options_of(arguments):
-    parser = argparse.ArgumentParser(prog="./brrr bench --ranks", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2, help="2 if not given")
-    parser.add_argument("--rounds", type=int, default=3, help="3 if not given")
-    parser.add_argument("--seconds", type=float, default=3, help="for each figure; 3 if not given")
+    parser = parser_of("ranks", __doc__, 3, 3, "bench_steps")
+    parser.add_argument("--ranks", type=positive(int), default=2, help="2 if not given")
     parser.add_argument("--step", default=STEP, help=f"of bench_steps; '{STEP}' if not given")
-    parser.add_argument("--python", metavar="PATH", help="that has PyTorch installed; if not given, "
-                        f"{ENVIRONMENT}/bin/python if that exists, else the one that runs this")
-    parser.add_argument("--program", metavar="PATH", help="bench_steps, if it is elsewhere",
-                        default=str(ROOT / "build/release/bin/bench_steps"))
     options = parser.parse_args(arguments)
-    if not options.python:
-        own = ROOT / ENVIRONMENT / "bin/python"
-        options.python = str(own) if own.exists() else sys.executable
-    if min(options.ranks, options.rounds) < 1 or not 0 < options.seconds < math.inf:
-        parser.error("--ranks, --rounds, --seconds: a positive number is needed")
     options.cpus, options.threads = sorted(os.sched_getaffinity(0)), 1
     return options
 

@@ -80,10 +80,9 @@ inline std::vector<std::string> run_child(const std::string& command) {
   return lines;
 }
 
-// The JSON lines of a libtorch peer beside this program, if it was built.
-inline std::vector<json> run_peer(const std::string& arguments,
-                                  const char* program = "peer_torch_mlp") {
-  const auto path = own_path().parent_path() / program;
+// The JSON lines of the libtorch peer beside this program, if it was built.
+inline std::vector<json> run_peer(const std::string& arguments) {
+  const auto path = own_path().parent_path() / "peer_torch";
   if (!std::filesystem::exists(path)) return {};
   std::vector<json> out;
   const auto lines =

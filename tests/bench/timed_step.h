@@ -28,21 +28,9 @@ struct StepsOptions {
 
   /// Whether the word is one of them, whose value this keeps.
   bool take(Words& words) {
-    const std::string& word = words.word();
-    if (word == "--only") {
-      only = words.value();
-    } else if (word == "--json") {
-      json = words.value();
-    } else if (word == "--inputs") {
-      inputs = words.value();
-    } else if (word == "--threads") {
-      threads = static_cast<int>(positive_number(word, words.value().c_str()));
-    } else if (word == "--seconds") {
-      seconds = positive_real(word, words.value().c_str());
-    } else {
-      return false;
-    }
-    return true;
+    return words.take("--only", only) || words.take("--json", json) ||
+           words.take("--inputs", inputs) || words.take("--threads", threads) ||
+           words.take("--seconds", seconds);
   }
 };
 

@@ -8,45 +8,43 @@
 #include <memory>
 #include <vector>
 
+#include "tests/bench/measure/trainer.h"
+
 namespace brrr::bench {
-
-// A chain of n pointwise ops on a tiny tensor: all of its cost is overhead.
-inline Tensor tiny_chain(Tensor h, int ops) {
-  for (int k = 0; k < ops; k += 2) h = h * 0.5 + 0.25;
-  return h;
-}
-
-// The same with a gradient: n ops forward, then backward into w.
-inline Tensor tiny_chain_with_gradient(const Tensor& x, const Tensor& w, int ops) {
-  Tensor h = x;
-  for (int k = 0; k < ops; k += 2) h = h * 0.5 + w;
-  const Tensor loss = h.sum();
-  w.set_grad({});
-  loss.backward();
-  return loss;
-}
 
 inline constexpr int chain_ops = 200;
 using ChainFn = std::function<Tensor(const Tensor&)>;
 
-// A recorded, built, perhaps frozen step on a tiny tensor.
+// A step of x alone, in a graph mode recorded, built, perhaps frozen.
 struct ChainStep {
-  Tensor x = ones({16});
+  Tensor x;
   Step<ChainFn> step;
-  ChainStep(ChainFn fn, bool freeze) : step(std::move(fn), StepOptions{}) {
-    for (int k = 0; k < 4; ++k) step(x);
-    if (freeze) step.freeze();
+  ChainStep(ChainFn fn, Way way, Tensor on = ones({16}))
+      : x(std::move(on)), step(std::move(fn), options_of(way)) {
+    run(4);
+    if (way == Way::Frozen) step.freeze();
   }
   void run(std::int64_t n) {
     for (std::int64_t k = 0; k < n; ++k) step(x);
   }
 };
 
+// A chain of pointwise ops on a tiny tensor, with a gradient then backward into w: all of its cost
+// is overhead.
 inline ChainFn chain_fn(bool gradient) {
-  if (!gradient) return [](const Tensor& x) { return tiny_chain(x, chain_ops); };
-  const Tensor w = ones({16});
-  w.set_requires_grad();
-  return [w](const Tensor& x) { return tiny_chain_with_gradient(x, w, chain_ops); };
+  if (!gradient) {
+    return [](Tensor h) {
+      for (int k = 0; k < chain_ops; k += 2) h = h * 0.5 + 0.25;
+      return h;
+    };
+  }
+  return [w = ones({16}).set_requires_grad()](Tensor h) {
+    for (int k = 0; k < chain_ops; k += 2) h = h * 0.5 + w;
+    const Tensor loss = h.sum();
+    w.set_grad({});
+    loss.backward();
+    return loss;
+  };
 }
 
 // Six tiny parameters with SGD: as many externals and survivors as the MLP has, next to no kernel

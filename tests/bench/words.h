@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace brrr::bench {
@@ -20,35 +21,35 @@ struct UsageError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-inline std::int64_t positive_number(std::string_view name, const char* text) {
+inline std::int64_t positive_number(std::string_view name, const std::string& text) {
   char* end = nullptr;
-  const long long n = std::strtoll(text, &end, 10);
-  if (end == text || *end != '\0' || n <= 0 || n > INT_MAX) {
+  const long long n = std::strtoll(text.c_str(), &end, 10);
+  if (end == text.c_str() || *end != '\0' || n <= 0 || n > INT_MAX) {
     throw UsageError(std::string(name) + ": '" + text + "' is not a positive number" +
                      (n > INT_MAX ? " of at most " + std::to_string(INT_MAX) : ""));
   }
   return n;
 }
 
-inline double positive_real(std::string_view name, const char* text) {
+inline double positive_real(std::string_view name, const std::string& text) {
   char* end = nullptr;
-  const double v = std::strtod(text, &end);
-  if (end == text || *end != '\0' || !(v > 0) || !std::isfinite(v)) {
+  const double v = std::strtod(text.c_str(), &end);
+  if (end == text.c_str() || *end != '\0' || !(v > 0) || !std::isfinite(v)) {
     throw UsageError(std::string(name) + ": '" + text + "' is not a positive number");
   }
   return v;
 }
 
 // The command line, word by word. Google Benchmark's options, which ./brrr bench hands to all
-// programs, mean nothing here and are passed over.
+// programs, mean nothing to most of them and are passed over, unless `all` words are wanted.
 class Words {
  public:
-  Words(int argc, char** argv) : words_(argv + 1, argv + argc) {}
+  Words(int argc, char** argv, bool all = false) : words_(argv + 1, argv + argc), all_(all) {}
   // Goes to the next word; false behind the last one.
   bool next() {
     while (at_ < words_.size()) {
       word_ = words_[at_++];
-      if (word_.rfind("--benchmark_", 0) != 0) return true;
+      if (all_ || word_.rfind("--benchmark_", 0) != 0) return true;
     }
     return false;
   }
@@ -60,20 +61,60 @@ class Words {
     }
     return words_[at_++];
   }
+  // Whether the word is `name`, whose value this keeps; a bool has none and becomes true.
+  template <class T> bool take(const char* name, T& to) {
+    if (word_ != name) return false;
+    if constexpr (std::is_same_v<T, bool>) {
+      to = true;
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      to = value();
+    } else if constexpr (std::is_floating_point_v<T>) {
+      to = positive_real(name, value());
+    } else {
+      to = static_cast<T>(positive_number(name, value()));
+    }
+    return true;
+  }
   [[noreturn]] void unknown() const {
     throw UsageError("unknown option '" + word_ + "', see --help");
   }
 
  private:
   std::vector<std::string> words_;
+  bool all_;
   std::string word_;
   std::size_t at_ = 0;
 };
+
+// Hands the words to options.take(words). Returns whether there is something to run: not where help
+// was asked for.
+template <class Options>
+bool read_words(int argc, char** argv, const char* help, Options& options) {
+  for (Words words(argc, argv); words.next();) {
+    if (words.word() == "--help") {
+      std::fputs(help, stdout);
+      return false;
+    }
+    if (!options.take(words)) words.unknown();
+  }
+  return true;
+}
 
 // Says why a program ends; returns its exit status: 2 if its command line is wrong, else 1.
 inline int status_of(const char* program, const std::exception& e) {
   std::fprintf(stderr, "%s: %s\n", program, e.what());
   return dynamic_cast<const UsageError*>(&e) != nullptr ? 2 : 1;
+}
+
+// main() of a program that is run(options).
+template <class Options, class Run>
+int words_main(const char* program, int argc, char** argv, const char* help, Options options,
+               const Run& run) {
+  try {
+    return read_words(argc, argv, help, options) ? run(options) : 0;
+  } catch (const std::exception& e) {
+    return status_of(program, e);
+  }
 }
 
 }  // namespace brrr::bench
