@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "core/moved.h"
@@ -16,34 +17,21 @@ struct DevicePoint;
 /// Of the GPU that backend(kCUDA) stands for. Defined by backends/cuda.
 namespace device_link {
 // --- the queue -------------------------------------------------------------------------------
-/// What this thread queues from here on goes to a queue beside, behind all that it has queued
-/// until now, up to leave().
-void enter();
-void leave() noexcept;
-DevicePoint* make_point();
-void drop_point(DevicePoint* p) noexcept;
-void note(DevicePoint* p);   ///< Between enter() and leave(): behind what is queued there.
 void await(DevicePoint* p);  ///< What this thread queues from here on comes after the point.
 bool reached(DevicePoint* p);
 /// One that is its holder's.
 class Point : NotCopied {
  public:
-  Point() : point_(make_point()) {}
-  ~Point() { drop_point(point_); }
+  Point();
+  ~Point();
   DevicePoint* get() const { return point_; }
 
  private:
   DevicePoint* point_;
 };
-/// Does `work` in the queue beside, up to a point behind it.
-template <class Work> void beside(const Point& end, const Work& work) {
-  struct Scope {
-    Scope() { enter(); }
-    ~Scope() { leave(); }
-  } scope;
-  work();
-  note(end.get());
-}
+/// What `work` queues goes to a queue beside, behind all that this thread has queued until now, up
+/// to a point behind it.
+void beside(const Point& end, const std::function<void()>& work);
 /// The number of the capture that notes what this thread queues; 0: it runs.
 uint64_t capture();
 /// For how long the thread that began to wait for the device last has been waiting; 0: none is.

@@ -81,13 +81,6 @@ int64_t packed_bytes(const OpCall& c) {
   return bytes;
 }
 
-static double memory_bytes(const TensorImpl* t) {
-  if (!t || t->numel == 0) return 0;
-  auto bytes = static_cast<double>(itemsize(t->dtype));
-  for (int d = 0; d < t->ndim; ++d) bytes *= t->strides[d] ? static_cast<double>(t->sizes[d]) : 1;
-  return bytes;
-}
-
 static bool same_window(const TensorImpl* a, const TensorImpl* b) {
   return a && b && a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype &&
          a->size_list() == b->size_list() && a->stride_list() == b->stride_list();
@@ -98,9 +91,9 @@ double operand_bytes(const OpCall& c) {
   for (int i = 0; i < c.n_in; ++i) {
     const bool again =
         std::any_of(c.in, c.in + i, [&](const TensorImpl* t) { return same_window(t, c.in[i]); });
-    if (!again) bytes += memory_bytes(c.in[i]);
+    if (c.in[i] && !again) bytes += memory_bytes(*c.in[i]);
   }
-  for (int k = 0; k < c.n_out - c.op->n_scratch; ++k) bytes += memory_bytes(c.out[k].impl());
+  for (int k = 0; k < c.n_out - c.op->n_scratch; ++k) bytes += memory_bytes(*c.out[k].impl());
   return bytes;
 }
 

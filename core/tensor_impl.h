@@ -234,6 +234,14 @@ template <class Window> ByteSpan byte_span(const Window& w) {
   const auto item = static_cast<int64_t>(itemsize(w.dtype));
   return {w.offset * item, high * item};
 }
+/// Bytes of a window's elements, what is broadcast counted once.
+template <class Window> double memory_bytes(const Window& w) {
+  auto bytes = static_cast<double>(itemsize(w.dtype));
+  for (int d = 0; d < w.ndim; ++d) {
+    bytes *= w.strides[d] || w.sizes[d] == 0 ? static_cast<double>(w.sizes[d]) : 1;
+  }
+  return bytes;
+}
 /// Where a window lies in each line of `line` elements; 0, 0: it may go on from one to the next.
 /// Offsets below zero are those of recordings, which count from the first window that they saw.
 template <class Window> std::pair<int64_t, int64_t> within(const Window& w, int64_t line) {

@@ -127,18 +127,9 @@ std::string bytes_text(double n) {
   return fmt::format("{:.0f} bytes", n);
 }
 
-// What a value's memory takes.
-static double bytes_of(const Value& v) {
-  auto n = static_cast<double>(itemsize(v.dtype));
-  for (int d = 0; d < v.ndim; ++d) {
-    n *= v.strides[d] || v.sizes[d] == 0 ? static_cast<double>(v.sizes[d]) : 1;
-  }
-  return n;
-}
-
 double bytes_apart(const Recording& r, const Group& g) {
   double bytes = 0;
-  r.each_access(g.instrs, [&](const Access& a) { bytes += bytes_of(r.value(a.value)); });
+  r.each_access(g.instrs, [&](const Access& a) { bytes += memory_bytes(r.value(a.value)); });
   return bytes;
 }
 
@@ -193,7 +184,7 @@ std::string why_apart(const Recording& r, const Schedule& s, const Target& targe
   });
   if (from == kNone) return "";
   double bytes = 0;
-  for (uint32_t value : distinct(passed)) bytes += bytes_of(r.value(value));
+  for (uint32_t value : distinct(passed)) bytes += memory_bytes(r.value(value));
   return fmt::format("apart from {}, {} between them: {}", group_name(r, s.groups[from]),
                      bytes_text(bytes), reason(r, s, target, from, b));
 }

@@ -96,9 +96,7 @@ std::string CheckNumericsGuard::describe(const OpCall& c) const {
   const std::string path = shown(module_path(), SIZE_MAX);
   std::string s =
       fmt::format("{}{}{}{}(", path, path.empty() ? "" : ": ", c.op->name, c.into ? "_" : "");
-  for (int k = 0; k < c.n_in; ++k) {
-    s += (k ? ", " : "") + (c.in[k] ? brrr::describe(c.in[k]) : "scalar");
-  }
+  for (int k = 0; k < c.n_in; ++k) s += (k ? ", " : "") + brrr::describe(c.in[k]);
   s += ") -> ";
   for (int k = 0; k < c.n_out; ++k) s += (k ? ", " : "") + brrr::describe(c.out[k].impl());
   const std::string near = path.empty() ? trail_.near(touched_.in) : "";

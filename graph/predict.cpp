@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "autograd/autograd.h"
-#include "core/backend.h"
 #include "core/context.h"
 #include "core/figures.h"
 #include "graph/diagnose.h"

@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "backends/cuda/driver.h"
+#include "tests/said.h"
 
 namespace brrr::test::cuda {
 
 using namespace brrr::cuda;
+using test::contains;
 
 inline const Boundary& boundary() {
   static const Boundary* const found = [] {
@@ -53,10 +55,6 @@ inline Compiled compile(const std::string& source, int major, int minor = 0) {
   if (image) compiled.image.assign(static_cast<const char*>(image), bytes);
   tools.release_image(image);
   return compiled;
-}
-
-inline bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != text.npos;
 }
 
 #define REQUIRE_DONE(call)                            \

@@ -5,12 +5,10 @@
 
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "autograd/autograd.h"
-#include "core/error.h"
 #include "core/op.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
@@ -18,11 +16,11 @@
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
+#include "tests/said.h"
 
 namespace brrr::nn_test {
 
-inline constexpr double kInf = std::numeric_limits<double>::infinity();
-
+using test::error_of, test::kInf;
 using Tensors = std::vector<Tensor>;
 using Doubles = std::vector<double>;
 
@@ -98,15 +96,6 @@ inline void check_values(const Tensor& t, const Doubles& want, double tolerance)
     else
       CHECK(std::fabs(got[i] - want[i]) <= tolerance * (1 + std::fabs(want[i])));
   }
-}
-
-inline std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 inline void check_gradients(const std::function<Tensor(const Tensors&)>& fn, const Tensors& in) {

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "autograd/autograd.h"
-#include "core/error.h"
 #include "core/op.h"
 #include "graph/compare.h"
 #include "graph/step.h"
 #include "ops/factory_ops.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/view_ops.h"
+#include "tests/said.h"
 #include "tests/sanitizer.h"
 
 namespace brrr::test {
@@ -75,16 +75,6 @@ inline void check_close(const Tensor& a, const Tensor& b, double tolerance) {
                        std::fabs(u[i] - v[i]) <= tolerance * (1 + std::fabs(v[i]));
     if (!close) CHECK_MESSAGE(close, fmt::format("element {}: {} against {}", i, u[i], v[i]));
   }
-}
-
-/// The message of the brrr::Error that `f` throws, "" if it throws none.
-inline std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 // --- operands

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/said.h"
+
 namespace brrr::test {
 
 /// What tensors hold of the memory of the device that they are made on.
@@ -66,19 +68,6 @@ template <class F> void same_in_all_modes(const F& scenario) {
   REQUIRE(!eager.log.empty());
   CHECK(first_difference(eager, run({.mode = Mode::Graph})) == -1);
   CHECK(first_difference(eager, run({.build_at_first_call = true})) == -1);
-}
-
-/// The message of the brrr::Error that `f` throws; "" if it throws none.
-template <class F> std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 /// Linear layers with relu or gelu between, small enough to build quickly.

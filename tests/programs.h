@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/said.h"
+
 #ifdef BRRR_EXAMPLES_DIR
 
 namespace brrr::test {
@@ -34,10 +36,6 @@ inline Result run(const std::string& command, const std::string& folder = ".",
   const int status = pclose(pipe);
   r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 256;
   return r;
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // The word after `label` in what a program that ended well has printed.

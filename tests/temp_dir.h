@@ -2,11 +2,10 @@
 // A directory for a test's files, and what tests do with files.
 
 #include <fstream>
-#include <functional>
 #include <string>
 
-#include "core/error.h"
 #include "tests/bench/measure/temporary.h"
+#include "tests/said.h"
 
 namespace brrr::test {
 
@@ -22,16 +21,6 @@ inline void write(const std::string& path, const std::string& bytes) {
 inline std::string read(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
-}
-
-/// The text of the brrr::Error that f throws.
-inline std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 }  // namespace brrr::test

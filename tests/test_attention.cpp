@@ -15,8 +15,6 @@ using namespace brrr::test;
 
 namespace {
 
-constexpr double kInf = __builtin_inf();
-
 Tensor normal(const IntList& sizes, DType t = kFloat32) { return randn(sizes).to(t); }
 
 Tensor attend(const Tensors& in, const AttentionOptions& o) {

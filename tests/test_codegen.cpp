@@ -4,14 +4,15 @@
 #include <limits>
 
 #include "tests/fuzz_steps.h"
+#include "tests/said.h"
 #include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
 using namespace brrr;
+using test::contains, test::kInf;
 
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 using Tensors = std::vector<Tensor>;
@@ -315,9 +316,6 @@ TEST_CASE("codegen: a step shows the text of its kernels, each behind the names 
     Tensor forward(const Tensor& x) override { return gelu(fc(x)) * 2.0; }
   } net;
   auto step = brrr::step([&](const Tensor& x) { return net(x).exp(); });
-  const auto contains = [](const std::string& text, const std::string& part) {
-    return text.find(part) != text.npos;
-  };
   CHECK_THROWS_WITH_AS(step.source(), doctest::Contains("call the step at least once"), Error);
   for (const int64_t rows : {2, 3}) {  // Two entries: the last one's.
     const Tensor x = randn({rows, 8});

@@ -11,8 +11,6 @@ using namespace brrr::test;
 
 namespace {
 
-constexpr double kInf = __builtin_inf();
-
 struct Case {
   IntList batch;
   int64_t queries, keys, width, depth;

@@ -44,7 +44,7 @@ int architecture_of(const std::string& cubin) {
   return static_cast<int>(cubin[8] < 8 ? flags & 0xff : flags >> 8 & 0xff);
 }
 bool is_ptx_for(const std::string& image, int architecture) {
-  return holds(image, "\n.target sm_" + std::to_string(architecture) + "\n");
+  return contains(image, "\n.target sm_" + std::to_string(architecture) + "\n");
 }
 
 std::string written(int version) {
@@ -80,7 +80,7 @@ TEST_CASE("cuda module: kernel text becomes machine code for each architecture")
   for (int major : {8, 9, 10, 9, 9}) {
     const Compiled c = compile(doubling, major);
     if (major == 10 && boundary().tools->compiler_version() < 12080) {
-      CHECK(holds(c.image, ".target sm_90"));
+      CHECK(contains(c.image, ".target sm_90"));
     } else {
       CHECK_MESSAGE(is_cubin(c.image), c.failure);
     }
@@ -119,15 +119,15 @@ TEST_CASE("cuda module: the Toolkit is found where it was linked, also by NVRTC 
 TEST_CASE("cuda module: pitfall B8: a syntax error gives the start of the log, three versions") {
   const Compiled c = compile(kernel("broken", "int unused; p.y[0] = undeclared;"), 9);
   CHECK(c.image.empty());
-  CHECK(holds(c.failure, "test.cu(3): error: identifier \"undeclared\" is undefined"));
-  CHECK_MESSAGE(holds(c.failure, "NVRTC_ERROR_COMPILATION; " + versions(9, 0)), c.failure);
+  CHECK(contains(c.failure, "test.cu(3): error: identifier \"undeclared\" is undefined"));
+  CHECK_MESSAGE(contains(c.failure, "NVRTC_ERROR_COMPILATION; " + versions(9, 0)), c.failure);
   std::string many;
   for (int i = 0; i < 60; ++i) many += "int v" + std::to_string(i) + " = wrong;\n";
   CHECK(lines_of(compile(kernel("broken", many), 9).failure) <= 17);
   // Warnings come before the error, and do not displace it.
   std::string warned;
   for (int i = 0; i < 60; ++i) warned += "int v" + std::to_string(i) + ";\n";
-  CHECK(holds(compile(kernel("broken", warned + "wrong = 1;"), 9).failure, "\"wrong\""));
+  CHECK(contains(compile(kernel("broken", warned + "wrong = 1;"), 9).failure, "\"wrong\""));
 }
 
 TEST_CASE("cuda module: pitfall B8: the newest architecture both know, machine code or PTX") {
@@ -139,8 +139,8 @@ TEST_CASE("cuda module: pitfall B8: the newest architecture both know, machine c
       CHECK(architecture_of(c.image) == wanted);
       known.push_back(wanted);
     } else if (known.empty()) {
-      CHECK_MESSAGE(holds(c.failure, "is older than all this compiler supports; " +
-                                         versions(wanted / 10, wanted % 10)),
+      CHECK_MESSAGE(contains(c.failure, "is older than all this compiler supports; " +
+                                            versions(wanted / 10, wanted % 10)),
                     c.failure);
     } else {
       CHECK_MESSAGE(is_ptx_for(c.image, known.back()), c.failure);
@@ -149,13 +149,13 @@ TEST_CASE("cuda module: pitfall B8: the newest architecture both know, machine c
   for (int wanted : {80, 90}) CHECK(std::count(known.begin(), known.end(), wanted) == 1);
   const Compiled newer = compile(doubling, 99);
   CHECK_MESSAGE(is_ptx_for(newer.image, known.back()), newer.failure);
-  CHECK(holds(newer.image, ".entry doubling"));
+  CHECK(contains(newer.image, ".entry doubling"));
   CHECK(newer.image.ends_with('\0'));
   const Compiled older = compile(doubling, 1);
-  CHECK_MESSAGE(holds(older.failure,
-                      "compute capability 1.0 is older than all this compiler "
-                      "supports; " +
-                          versions(1, 0)),
+  CHECK_MESSAGE(contains(older.failure,
+                         "compute capability 1.0 is older than all this compiler "
+                         "supports; " +
+                             versions(1, 0)),
                 older.failure);
 }
 
@@ -166,7 +166,7 @@ TEST_CASE("cuda module: threads compile side by side, each with words of its own
   const std::string words = bad.failure;
   other.join();
   CHECK(is_cubin(good.image));
-  CHECK(holds(words, "\"wrong\""));
+  CHECK(contains(words, "\"wrong\""));
 }
 
 TEST_CASE("cuda module: without a GPU one line says why, and everything else fails in words") {

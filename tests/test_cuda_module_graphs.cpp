@@ -180,12 +180,12 @@ TEST_CASE("cuda module: on a GPU, what a capture forbids spoils it, and the stre
     REQUIRE_DONE(v.begin_capture(s));
     const Failure failure = call();
     REQUIRE(failure);
-    CHECK_MESSAGE(holds(failure, said), std::string(failure));
+    CHECK_MESSAGE(contains(failure, said), std::string(failure));
     CHECK(v.wait(e));  // a later failure does not hide the first
     const Failure spoilt = v.end_capture(s, &g, &size);
     REQUIRE(spoilt);
-    CHECK_MESSAGE(holds(spoilt, "the capture was spoilt: "), std::string(spoilt));
-    CHECK_MESSAGE(holds(spoilt, said), std::string(spoilt));
+    CHECK_MESSAGE(contains(spoilt, "the capture was spoilt: "), std::string(spoilt));
+    CHECK_MESSAGE(contains(spoilt, said), std::string(spoilt));
     CHECK(g == nullptr);
     chain->run(2);
   }

@@ -44,7 +44,7 @@ TEST_CASE("nccl module: on a GPU, messages to itself on a second stream, eagerly
   if (!open_device(properties, words)) {
     const Failure failure = nccl.join(id, 0, 1, &c);
     REQUIRE(failure);
-    CHECK_MESSAGE(holds(failure, "cudaSetDevice"), std::string(failure));
+    CHECK_MESSAGE(contains(failure, "cudaSetDevice"), std::string(failure));
     MESSAGE("skipped: " << words);
     return;
   }

@@ -71,10 +71,6 @@ KERNEL(beyond, BeyondArguments, 128) {
 }
 )"}};
 
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != text.npos;
-}
-
 }  // namespace
 
 TEST_CASE("cuda pool: small blocks share segments, large ones have their own") {
@@ -137,8 +133,8 @@ TEST_CASE("cuda pool: with BRRR_POISON=1 the emulator sees what is read beyond a
     const auto data = [](const Tensor& t) { return static_cast<char*>(t.data_ptr()); };
     run_kernel(beyond, {}, {1}, BeyondArguments{data(x), data(y)});
   });
-  CHECK_MESSAGE(holds(said, "thread (127, 0, 0)"), said);
-  CHECK_MESSAGE(holds(said, "accesses 4 bytes"), said);
+  CHECK_MESSAGE(contains(said, "thread (127, 0, 0)"), said);
+  CHECK_MESSAGE(contains(said, "accesses 4 bytes"), said);
 }
 
 TEST_CASE("cuda pool: a block given back is handed out again, and neighbours are joined") {
@@ -184,7 +180,7 @@ TEST_CASE("cuda pool: without memory nothing changes, and what is freed can be h
   pool.deallocate(b, 3 * kMiB);
   CHECK(pool.allocate(3 * kMiB, "exp") != nullptr);
   Counting::broken = true;  // A driver that fails is an error, not a lack of memory.
-  CHECK(holds(error_of([&] { pool.allocate(32 * kMiB, "exp"); }), "the device is gone"));
+  CHECK(contains(error_of([&] { pool.allocate(32 * kMiB, "exp"); }), "the device is gone"));
   Counting::broken = false;
 }
 
@@ -195,7 +191,7 @@ TEST_CASE("cuda pool: when memory runs out, cached blocks of other sizes serve")
   while (void* p = pool.allocate(kKiB, "op")) blocks.push_back(p);
   CHECK(blocks.size() == 2048);
   for (size_t i = 1; i < blocks.size(); ++i) pool.deallocate(blocks[i], kKiB);
-  CHECK(holds(pool.describe(), "largest: 1 x 1024 of op"));  // Cached ones are nobody's.
+  CHECK(contains(pool.describe(), "largest: 1 x 1024 of op"));  // Cached ones are nobody's.
   CHECK(pool.allocate(512 * kKiB, "op") != nullptr);
   CHECK(pool.allocate(kMiB, "op") != nullptr);
 }
@@ -273,11 +269,11 @@ TEST_CASE("pitfall C8 on a device: out of memory names what holds it, and smalle
   for (int64_t batch : {int64_t{16384}, most * 2}) {
     if (batch == 16384 && std::string(device().module) != "emulator") continue;
     const std::string said = error_of([&] { step(batch); });
-    CHECK_MESSAGE(holds(said, "out of memory on cuda"), said);
-    CHECK_MESSAGE(holds(said, " bytes asked; "), said);
-    CHECK_MESSAGE(holds(said, " bytes held by tensors, "), said);
-    CHECK_MESSAGE(holds(said, " free; the largest: "), said);
-    if (batch == 16384) CHECK_MESSAGE(holds(said, "1 x 16777216 of full"), said);
+    CHECK_MESSAGE(contains(said, "out of memory on cuda"), said);
+    CHECK_MESSAGE(contains(said, " bytes asked; "), said);
+    CHECK_MESSAGE(contains(said, " bytes held by tensors, "), said);
+    CHECK_MESSAGE(contains(said, " free; the largest: "), said);
+    if (batch == 16384) CHECK_MESSAGE(contains(said, "1 x 16777216 of full"), said);
     CHECK(memory_stats(kCUDA).live == before);
     check_same(step(64), want);
   }

@@ -1,8 +1,6 @@
 // Every reduction row of the registry on the device, without naming one: values against the oracle,
 // the ends of chunks, layouts, special values, and the order in which blocks and threads run.
 
-#include <limits>
-
 #include "tests/cuda_cases.h"
 #include "tests/reduction_cases.h"
 
@@ -98,7 +96,6 @@ TEST_CASE("cuda: reduction rows of nothing, and errors") {
 
 TEST_CASE("cuda: reduction rows with NaN, infinities and zeros in any place") {
   if (!have_device()) return;
-  constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
     for (DType t : {kFloat32, kFloat64}) {

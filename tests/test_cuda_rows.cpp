@@ -11,7 +11,6 @@ using namespace brrr::test;
 
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr DType kTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16};
 
 struct Words {

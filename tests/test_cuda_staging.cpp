@@ -25,10 +25,6 @@ using namespace brrr::cuda;
 
 namespace {
 
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != text.npos;
-}
-
 // Bytes whose every eighth tells where it is.
 std::vector<char> pattern(size_t n, int salt) {
   std::vector<char> v(n);
@@ -209,7 +205,7 @@ TEST_CASE("cuda: a grid that CUDA has not is refused by name") {
   if (!have_device()) return;
   const Grid grid{1, 70000, 1};
   const std::string said = error_of([&] { cuda::launch(nullptr, "wide", grid, 32, nullptr, 0); });
-  CHECK_MESSAGE(holds(said, "wide needs a grid of 1 x 70000 x 1 blocks"), said);
+  CHECK_MESSAGE(contains(said, "wide needs a grid of 1 x 70000 x 1 blocks"), said);
 }
 
 TEST_CASE("cuda: a column of more blocks than a grid is high") {
@@ -241,19 +237,20 @@ TEST_CASE("pitfall B8: what is no module, or one of another build, is refused in
                                  "{-1, \"old\", 0, 0};\n"
                                  "extern \"C\" void* brrr_cuda_boundary() { return &b; }\n");
   std::string said = opened_with(old);
-  CHECK_MESSAGE(holds(said, "<cuda: " + old + " is of another build (interface -1, wanted"), said);
+  CHECK_MESSAGE(contains(said, "<cuda: " + old + " is of another build (interface -1, wanted"),
+                said);
   said = opened_with(module("other", "int nothing;\n"));
-  CHECK_MESSAGE(holds(said, "is no module of brrr"), said);
+  CHECK_MESSAGE(contains(said, "is no module of brrr"), said);
   if (const char* module = std::getenv("BRRR_CUDA_MODULE"); module && counters()) {
     const Env older("BRRR_EMULATOR_CAPABILITY", "75");
     said = opened_with(module);
-    CHECK_MESSAGE(holds(said,
-                        "<cuda: emulated device has compute capability 7.5, and brrr's "
-                        "kernels need 8.0 or newer; use brrr::kCPU>"),
+    CHECK_MESSAGE(contains(said,
+                           "<cuda: emulated device has compute capability 7.5, and brrr's "
+                           "kernels need 8.0 or newer; use brrr::kCPU>"),
                   said);
   }
   said = opened_with(folder + "/missing.so");
-  CHECK_MESSAGE(holds(said, "missing.so"), said);
-  CHECK_MESSAGE(holds(said, "brrr::kCPU"), said);
+  CHECK_MESSAGE(contains(said, "missing.so"), said);
+  CHECK_MESSAGE(contains(said, "brrr::kCPU"), said);
   fs::remove_all(folder);
 }

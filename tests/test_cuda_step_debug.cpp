@@ -13,10 +13,6 @@ using namespace brrr::test;
 
 namespace {
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != text.npos;
-}
-
 struct Model : models::Module {
   models::Embedding wte{5, 4};
   models::Linear head{4, 3};

@@ -14,8 +14,6 @@ namespace {
 
 constexpr StepOptions kReplayed{.require_graph = true};
 
-bool contains(const std::string& text, const char* part) { return text.find(part) != text.npos; }
-
 // A step that was recorded once and replayed by one launch from the second call on.
 void check_replayed(const StepStats& s) {
   CHECK_MESSAGE(s.recordings == 1, s.last_difference);

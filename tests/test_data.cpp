@@ -53,7 +53,7 @@ TEST_CASE("IDX: hostile files give errors") {
   for (const auto& bad : cases) {
     CAPTURE(bad.second);
     write(path, bad.first);
-    const std::string text = message([&] { data::read_idx(path); });
+    const std::string text = error_of([&] { data::read_idx(path); });
     CAPTURE(text);
     CHECK(text.find(bad.second) != std::string::npos);
     CHECK(text.find("bad.idx") != std::string::npos);
@@ -64,7 +64,7 @@ TEST_CASE("IDX: a directory with MNIST's files") {
   TemporaryDirectory dir;
   CHECK_THROWS_AS(data::read_idx_dataset(dir.path.string(), true), Error);
   write(dir.file("train-images-idx3-ubyte.gz"), "x");
-  CHECK(message([&] { data::read_idx_dataset(dir.path.string(), true); }).find("gunzip") !=
+  CHECK(error_of([&] { data::read_idx_dataset(dir.path.string(), true); }).find("gunzip") !=
         std::string::npos);
   const Tensor images = (rand({5, 2, 3}) * 255.0).to(kUInt8);
   const Tensor labels = tensor({3, 1, 4, 1, 5}).to(kUInt8);

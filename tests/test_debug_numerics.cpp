@@ -1,6 +1,5 @@
 // From "the loss is NaN" to what went bad: check_numerics in both modes, first_nonfinite.
 #include <cmath>
-#include <limits>
 
 #include "tests/pitfalls.h"
 
@@ -8,8 +7,6 @@ using namespace brrr;
 using namespace brrr::test;
 
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 /// A log, or a root, of what a layer gives: NaN wherever that is negative, or its slope at zero.
 struct Bad : models::Module {

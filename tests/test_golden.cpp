@@ -17,7 +17,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <map>
 
 #include "core/hash.h"
@@ -30,7 +29,6 @@ using namespace brrr::test;
 
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 const std::string kPath = std::string(BRRR_SOURCE_DIR) + "/tests/golden_sums.txt";
 
 // --- lines ---------------------------------------------------------------------------------------

@@ -20,10 +20,6 @@ namespace {
 const GPTOptions kTiny = {.vocab = 11, .block = 6, .layers = 2, .heads = 2, .width = 8};
 const char* const kFile = BRRR_SOURCE_DIR "/tests/golden/gpt2_tiny.safetensors";
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // The committed file with changes.
 struct Changed {
   TempCache temp;

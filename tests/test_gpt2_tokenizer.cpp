@@ -251,7 +251,7 @@ TEST_CASE("GPT-2: files that do not fit give errors that name file and line") {
   };
   for (const Case& c : cases) {
     CAPTURE(c.expected);
-    const std::string text = message([&] { v.make(c.vocab, c.merges); });
+    const std::string text = error_of([&] { v.make(c.vocab, c.merges); });
     CAPTURE(text);
     CHECK(text.find(c.expected) != std::string::npos);
     const bool names = text.find("vocab.json") != text.npos || text.find("merges.txt") != text.npos;

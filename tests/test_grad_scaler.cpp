@@ -1,6 +1,5 @@
 // Loss scaling: device state that adapts, and steps that are skipped without a look at the data.
 #include <cmath>
-#include <limits>
 
 #include "tests/pitfalls.h"
 #include "tests/temp_cache.h"
@@ -9,8 +8,6 @@ using namespace brrr;
 using namespace brrr::test;
 
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 /// A scaled training step of any optimiser, in float16 where asked.
 template <class Opt, class Options> struct Scaled {

@@ -7,18 +7,12 @@
 #include <filesystem>
 #include <string>
 
+#include "tests/said.h"
+
 using namespace brrr;
+using test::error_of;
 
 namespace {
-
-std::string error_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 // The gradient of w after `fn`, which builds a loss from it.
 std::vector<float> gradient(const std::function<Tensor(const Tensor&)>& fn) {

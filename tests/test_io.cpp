@@ -147,13 +147,13 @@ TEST_CASE("safetensors: hostile files give errors that name file and tensor") {
   for (const Case& c : cases) {
     CAPTURE(c.header);
     write(path, safetensors(c.header, c.data));
-    const std::string text = message([&] { load(path); });
+    const std::string text = error_of([&] { load(path); });
     CAPTURE(text);
     CHECK(text.find(c.expected) != std::string::npos);
     CHECK(text.find("bad.safetensors") != std::string::npos);
   }
   write(path, safetensors(std::string("{}\0{\"a\":", 8), 0));
-  CHECK(message([&] { load(path); }).find("a byte 0") != std::string::npos);
+  CHECK(error_of([&] { load(path); }).find("a byte 0") != std::string::npos);
   write(path, "");
   CHECK_THROWS_AS(load(path), Error);
   write(path, std::string(8, '\xff'));
@@ -215,7 +215,7 @@ TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
     auto* handler = std::signal(SIGXFSZ, SIG_IGN);
     const rlimit small{8192, old.rlim_max};
     ::setrlimit(RLIMIT_FSIZE, &small);
-    const std::string text = message([&] { save(path, {{"w", zeros({100000})}}); });
+    const std::string text = error_of([&] { save(path, {{"w", zeros({100000})}}); });
     ::setrlimit(RLIMIT_FSIZE, &old);
     std::signal(SIGXFSZ, handler);
     CHECK(text.find("unchanged") != std::string::npos);
@@ -236,7 +236,7 @@ TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
   CHECK(fs::is_symlink(dir.file("early")));
   CHECK(load(dir.file("sub/later")).at("w").numel() == 3);
   fs::create_symlink("loop", dir.file("loop"));
-  CHECK(message([&] { save(dir.file("loop"), {}); }).find("lead to no file") != std::string::npos);
+  CHECK(error_of([&] { save(dir.file("loop"), {}); }).find("lead to no file") != std::string::npos);
 }
 
 // A system may promise any memory, and end who uses it.
@@ -254,8 +254,8 @@ TEST_CASE("files: one that is larger than memory is named, and what of it was as
           R"({"w":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}})", 0));
   fs::resize_file(path, fs::file_size(path) + (uint64_t{1} << 42));
   REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
-  const std::string tensor = message([&] { load(path); }),
-                    text = message([&] { data::load_bytes(path); });
+  const std::string tensor = error_of([&] { load(path); }),
+                    text = error_of([&] { data::load_bytes(path); });
   REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
   CHECK_MESSAGE(tensor.find(is + "tensor \"w\": 4398046511104 of the file's ") == 6, tensor);
   CHECK_MESSAGE(tensor.find("out of memory on cpu") != std::string::npos, tensor);
@@ -270,7 +270,7 @@ TEST_CASE("files: one that is protected is not replaced, though its folder allow
   fs::permissions(fs::path(path).parent_path(), fs::perms::all);
   const bool root = ::geteuid() == 0;  // Who may do everything.
   if (root) REQUIRE(::seteuid(65534) == 0);
-  const std::string text = message([&] { save(path, {{"w", zeros({4})}}); });
+  const std::string text = error_of([&] { save(path, {{"w", zeros({4})}}); });
   if (root) REQUIRE(::seteuid(0) == 0);
   CHECK(text ==
         "cannot write " + path + ": Permission denied; it is protected, and would be replaced");
@@ -305,7 +305,7 @@ TEST_CASE("files: a name may be as long as the file system takes") {
   CHECK(load(path).at("w").numel() == 5);
   CHECK(dir.count() == 1);
   const auto refused = [&](const auto& f) {
-    return message(f).find("File name too long") != std::string::npos;
+    return error_of(f).find("File name too long") != std::string::npos;
   };
   CHECK(refused([&] { save(path + "n", {}); }));
   CHECK(refused([&] { check_replaceable(path + "n"); }));
@@ -375,7 +375,7 @@ TEST_CASE("checkpoint: one that does not fit changes nothing") {
   const Tensor before = other.parameters()[0].clone();
   const RngState rng = rng_state();
   TrainingState state{&other, &sgd, nullptr, nullptr, 3, {}};
-  const std::string text = message([&] { load_checkpoint(path, state); });
+  const std::string text = error_of([&] { load_checkpoint(path, state); });
   CHECK(text.find("the optimizer does not fit") != std::string::npos);
   CHECK(same_bytes(before, other.parameters()[0]));
   CHECK((state.step == 3 && sgd.lr() == 0.5 && rng_state().draw == rng.draw));
@@ -388,7 +388,7 @@ TEST_CASE("checkpoint: one that does not fit changes nothing") {
   save(path, one.model.state_dict());
   CHECK_THROWS_AS(load_checkpoint(path, only_model), Error);
   one.state.metadata = {{"brrr.step", "7"}};
-  const std::string own = message([&] { save_checkpoint(path, one.state); });
+  const std::string own = error_of([&] { save_checkpoint(path, one.state); });
   CHECK(own.find("\"brrr.step\", a name of") != std::string::npos);
   one.state.metadata.clear();
   one.state.step = -1;  // Not to be found out by who loads it.

@@ -5,14 +5,15 @@
 #include <functional>
 
 #include "autograd/autograd.h"
-#include "core/error.h"
 #include "graph/step.h"
 #include "models/mlp.h"
 #include "ops/factory_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
+#include "tests/said.h"
 
 using namespace brrr;
+using namespace brrr::test;
 
 namespace {
 
@@ -27,19 +28,6 @@ struct Net : models::Module {
   }
   Tensor forward(const Tensor& x) override { return fc2(relu(fc1(x))); }
 };
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 }  // namespace
 
@@ -124,7 +112,7 @@ TEST_CASE("load_state_dict checks everything before it changes anything") {
   dict["fc2.bias"] = zeros({7});
   dict["other\x1b[31m" + std::string(500, 'n')] = zeros({1});
   dict.erase("fc2.weight");
-  const std::string text = message([&] { to.load_state_dict(dict); });
+  const std::string text = error_of([&] { to.load_state_dict(dict); });
   CHECK(contains(text, "missing: fc2.weight"));
   CHECK(contains(text, "unexpected: other?[31mnnn"));
   CHECK(text.size() < 400);
@@ -149,7 +137,7 @@ TEST_CASE("mlp: activations come from one table, errors list it") {
     CHECK(mlp(ones({3, 6})).sizes() == IntList{3, 4});
     CHECK(mlp.named_parameters().front().first == "fc1.weight");
   }
-  const std::string text = message([] { models::MLP({.sizes = {2, 2}, .activation = "swish"}); });
+  const std::string text = error_of([] { models::MLP({.sizes = {2, 2}, .activation = "swish"}); });
   CHECK(contains(text, "relu, gelu, tanh, silu, sigmoid"));
   CHECK_THROWS_AS(models::MLP({.sizes = {2}}), Error);
 }
@@ -200,6 +188,6 @@ TEST_CASE("layers: a row of modules and functions is what they are by hand") {
     }
   }
   CHECK(models::Sequential()(x).to_vector<float>() == x.to_vector<float>());
-  CHECK(contains(message([&] { net.add(std::function<Tensor(const Tensor&)>()); }),
+  CHECK(contains(error_of([&] { net.add(std::function<Tensor(const Tensor&)>()); }),
                  "Sequential: part 4 is an empty function"));
 }

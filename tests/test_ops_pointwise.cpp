@@ -11,8 +11,6 @@ using namespace brrr::test;
 
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
 // --- gradients
 // ------------------------------------------------------------------------------------
 
@@ -166,17 +164,15 @@ TEST_CASE("pow: second derivatives where a first one is 0 by choice") {
 }
 
 TEST_CASE("floor and the like: the gradient is 0 whatever follows") {
-  const double inf = std::numeric_limits<double>::infinity();
   const Tensor x = tensor({0.0, 0.25}).set_requires_grad();
   for (const auto& f : {floor, trunc, round, ceil, sign}) {
     const Tensor root = f(x).sqrt();  // Steep without end at 0.
-    CHECK(grad({(root + x).sum(), (f(x) * inf).sum()}, {x})[0].to_vector<float>()[0] == 1);
+    CHECK(grad({(root + x).sum(), (f(x) * kInf).sum()}, {x})[0].to_vector<float>()[0] == 1);
   }
 }
 
 TEST_CASE("minimum, maximum: an infinity that is not chosen has gradient 0, a NaN has a NaN") {
-  const double inf = std::numeric_limits<double>::infinity();
-  const Tensor a = tensor({-inf, inf, -inf, std::nan("")}).set_requires_grad();
+  const Tensor a = tensor({-kInf, kInf, -kInf, std::nan("")}).set_requires_grad();
   const auto gradient = [&](const Tensor& y) { return grad({y.sum()}, {a})[0].to_vector<float>(); };
   const auto low = gradient(maximum(a, 0.0)), high = gradient(minimum(a, zeros({4})));
   for (size_t k = 0; k < 3; ++k) {

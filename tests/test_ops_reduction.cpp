@@ -12,7 +12,6 @@ using namespace brrr::test;
 
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 struct Threads {

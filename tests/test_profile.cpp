@@ -17,7 +17,7 @@
 #include "tests/temp_dir.h"
 
 using namespace brrr;
-using Json = nlohmann::json;
+using nlohmann::json;
 
 namespace {
 
@@ -70,7 +70,7 @@ struct Training {
 };
 
 // One event of the trace event format: names, and times in microseconds.
-void check_event(const Json& e) {
+void check_event(const json& e) {
   REQUIRE(e["name"].is_string());
   REQUIRE(e["pid"].is_number_integer());
   REQUIRE(e["tid"].is_number_integer());
@@ -212,7 +212,7 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
     const std::string text = profile.report();
     CHECK(text.find("overhead") != std::string::npos);
     CHECK(text.find(", fc1") != std::string::npos);
-    const Json j = Json::parse(profile.json());
+    const json j = json::parse(profile.json());
     CHECK(j["rows"].size() == profile.rows().size());
     for (const auto& [device, limits] : j["limits"].items()) {
       CAPTURE(device);
@@ -296,17 +296,17 @@ TEST_CASE("profile: its trace is one of the trace event format, with modules on 
       Profile profile;
       training.step();
       profile.write_trace(path);
-      CHECK(test::message([&] { profile.write_trace("/nonexistent/folder/trace.json"); }) ==
+      CHECK(test::error_of([&] { profile.write_trace("/nonexistent/folder/trace.json"); }) ==
             "profile: /nonexistent/folder/trace.json cannot be written: No such file or directory");
       for (const ProfileRow& r : profile.rows()) calls += r.calls;
     }
     std::ifstream in(path);
-    const Json trace = Json::parse(in);
+    const json trace = json::parse(in);
     CHECK(!trace["otherData"]["limits"].empty());
     std::map<int, int64_t> spans;
     double end = 0;
     int seeds = 0;
-    for (const Json& e : trace["traceEvents"]) {
+    for (const json& e : trace["traceEvents"]) {
       check_event(e);
       if (e["ph"] == "M") continue;
       ++spans[e["tid"].get<int>()];
@@ -334,7 +334,7 @@ TEST_CASE("profile: its trace is one of the trace event format, with modules on 
   ones({3}) + 1;
   profile.write_trace(path);
   std::ifstream in(path);
-  CHECK(Json::parse(in)["traceEvents"].back()["args"]["module"] == "outside of modules");
+  CHECK(json::parse(in)["traceEvents"].back()["args"]["module"] == "outside of modules");
 }
 
 TEST_SUITE_BEGIN("host");
@@ -353,8 +353,8 @@ TEST_CASE("profile: the trace has each call's own work, and gaps that add up to 
     std::ifstream in(path);
     std::set<double> flops;
     double gaps = 0;
-    const Json trace = Json::parse(in);
-    for (const Json& e : trace["traceEvents"]) {
+    const json trace = json::parse(in);
+    for (const json& e : trace["traceEvents"]) {
       if (e["ph"] != "X" || e["tid"] != 2) continue;
       flops.insert(e["args"]["flops"].get<double>());
       gaps += e["args"]["us_since_the_last"].get<double>();

@@ -11,7 +11,6 @@
 #include "core/context.h"
 
 using namespace brrr;
-using Json = nlohmann::json;
 
 TEST_CASE("profile: what runs while it is paused is in none of its figures") {
   Profile profile;
@@ -77,7 +76,7 @@ TEST_CASE("profile: making figures is not in them") {
     const auto from = clock::now();
     const std::string text = profile.json(), table = profile.report();
     making += us(clock::now() - from);
-    CHECK(Json::parse(text)["total"]["us"] >= last);
+    CHECK(nlohmann::json::parse(text)["total"]["us"] >= last);
     last = profile.total().us;
   }
   CHECK(last - before < us(clock::now() - begin) - making / 2);

@@ -117,7 +117,7 @@ TEST_CASE("token files: hostile ones give errors") {
   for (const auto& bad : cases) {
     CAPTURE(bad.second);
     write(path, bad.first);
-    const std::string text = message([&] { data::map_tokens(path); });
+    const std::string text = error_of([&] { data::map_tokens(path); });
     CAPTURE(text);
     CHECK(text.find(bad.second) != std::string::npos);
     CHECK(text.find("bad.bin") != std::string::npos);
@@ -204,7 +204,7 @@ TEST_CASE("TokenDataset: the split, and how many tokens it takes") {
         const Tokens tokens(counting(n));
         TokenDataset(tokens, {.vocab = 1 << 20, .block = block, .validation = fraction});
       };
-      const std::string text = message([&] { make(2 * block); });
+      const std::string text = error_of([&] { make(2 * block); });
       const size_t at = text.find("at least ");
       REQUIRE(at != std::string::npos);
       const int64_t n = std::stoll(text.substr(at + 9));

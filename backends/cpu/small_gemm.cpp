@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "backends/cpu/pool.h"
 #include "ops/vocabulary/gemm_tile.h"

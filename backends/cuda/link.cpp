@@ -57,30 +57,27 @@ Link& link() {
 
 // --- the queue -----------------------------------------------------------------------------------
 
-void enter() {
+void beside(const Point& end, const std::function<void()>& work) {
   Link& l = link();
   const OpenDevice& d = device();
   BRRR_CHECK(!OpenDevice::beside, "cuda: this thread queues beside already");
-  const std::lock_guard lock(l.mutex);  // Of threads that share the one event.
+  std::unique_lock lock(l.mutex);  // Of threads that share the one event.
   check(d.driver->record(l.fork.now(), d.stream()), "event");
-  OpenDevice::beside = true;
-  const Failure failure = d.driver->await(d.stream(), l.fork.now());
-  if (failure) OpenDevice::beside = false;
-  check(failure, "event");
+  const Held queue(OpenDevice::beside, true);
+  check(d.driver->await(d.stream(), l.fork.now()), "event");
+  lock.unlock();
+  work();
+  check(d.driver->record(end.get()->now(), d.stream()), "event");
 }
 
-void leave() noexcept { OpenDevice::beside = false; }
-
-DevicePoint* make_point() {
-  if (DevicePoint* const spare = link().points.take()) return spare;
+Point::Point() : point_(link().points.take()) {
+  if (point_) return;
   auto p = std::make_unique<DevicePoint>();
   make_events(*p);
-  return p.release();
+  point_ = p.release();
 }
+Point::~Point() { link().points.give(point_); }
 
-void drop_point(DevicePoint* p) noexcept { link().points.give(p); }
-
-void note(DevicePoint* p) { check(device().driver->record(p->now(), device().stream()), "event"); }
 void await(DevicePoint* p) { check(device().driver->await(device().stream(), p->now()), "event"); }
 bool reached(DevicePoint* p) {
   bool yes = false;

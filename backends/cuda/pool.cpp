@@ -146,8 +146,6 @@ Pool::Free::iterator Pool::release(Free& list, Free::iterator it) {
 
 thread_local Pool::Held Pool::held_;
 
-void Pool::hold() { held_.on = true; }
-
 std::vector<std::pair<void*, size_t>> Pool::taken() {
   held_.on = false;
   auto all = std::exchange(held_.blocks[0], {});

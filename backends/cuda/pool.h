@@ -30,7 +30,7 @@ class Pool {
   /// From here on what this thread gives back is kept for what it asks for next in the same queue,
   /// until `taken` is called, which hands all of it over: to be given back by whoever captured the
   /// work that uses it.
-  void hold();
+  void hold() { held_.on = true; }
   std::vector<std::pair<void*, size_t>> taken();
   /// Gives unused segments back to the device.
   void trim();

@@ -55,8 +55,8 @@ struct PointwiseInfo {
   PointwiseLoop loops[kNumDTypes] = {};  ///< By dtype in memory; null if it is to be converted.
   PointwiseLoop loop(DType t) const { return loops[static_cast<int>(t)]; }
   void (*emit)(const Sym* in, int* out) = nullptr;
-  void (*oracle)(const double* in, double* out) = nullptr;
-  bool mask_out[kMaxOutputs] = {};        ///< Output k is a comparison's result.
+  void (*oracle)(const double* in, double* out) = nullptr;  ///< Null of a row with integers.
+  bool mask_out[kMaxOutputs] = {};                          ///< Output k is a comparison's result.
   const OpDef* grads[kMaxOperands] = {};  ///< The row that computes input i's gradient, if any.
   uint64_t grad_uses[kMaxOperands] = {};  ///< Its operands that matter: inputs, output, g.
   /// Of a gradient g * f, f of the other operands alone: the row of g and f.
@@ -86,11 +86,7 @@ template <class F, class O> void pointwise_emit(const Sym* in, int* out) {
 }
 
 template <class F, class O> void pointwise_oracle(const double* in, double* out) {
-  const auto operand = [&](auto k) {
-    using Type = typename O::template Type<Num<double>, k>;
-    return Type(static_cast<decltype(Type::v)>(in[k]));
-  };
-  auto y = row_outputs<F, O>(operand);
+  auto y = row_outputs<F, O>([&](auto k) { return Num<double>(in[k]); });
   auto value = [](auto r) -> double {
     if constexpr (kIsMask<decltype(r)>)
       return r.m;
@@ -123,8 +119,8 @@ PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
                      .integers = O::integers,
                      .traits = traits,
                      .loops = {pointwise_loop<F, vx::f32, O>, pointwise_loop<F, vx::f64, O>},
-                     .emit = pointwise_emit<F, O>,
-                     .oracle = pointwise_oracle<F, O>};
+                     .emit = pointwise_emit<F, O>};
+  if constexpr (O::integers == 0) info.oracle = pointwise_oracle<F, O>;
   if constexpr (Numbers) {
     const auto set = [&](DType t, PointwiseLoop loop) { info.loops[static_cast<int>(t)] = loop; };
     set(kInt64, pointwise_loop<F, vx::i64, O>);

@@ -38,7 +38,7 @@ template <> inline constexpr bool kIsMask<SymMask> = true;
 
 /// The type of an int64 operand where the others are T.
 template <class T> struct IndexTypeOf { using type = T; };
-template <class V> struct IndexTypeOf<Num<V>> { using type = m::IndexOf<V>; };
+template <class V> struct IndexTypeOf<Num<V>> { using type = m::Index; };
 template <> struct IndexTypeOf<Sym> { using type = SymIndex; };
 
 /// The operands of a lambda: N of them, those that are made included.

@@ -44,7 +44,6 @@ template <class V> struct Mask {
 
 /// The type that V's + - * run in: integers wrap around, which only unsigned ones may.
 template <class V> struct WrapOf { using type = V; };
-template <> struct WrapOf<int64_t> { using type = uint64_t; };
 template <> struct WrapOf<vx::i32> { using type = vx::u32; };
 template <> struct WrapOf<vx::i64> { using type = vx::u64; };
 

@@ -127,23 +127,18 @@ inline Tensor where(const Tensor& c, double a, double b) {
 }
 /// The same with a condition on integers of the formula: places, words of a draw.
 template <class W, class V>
-requires(!std::is_same_v<W, V> &&
-         kIsScalar<W> == kIsScalar<V>) Num<V> where(Mask<W> c, Num<V> a,
-                                                    std::type_identity_t<Num<V>> b) {
+requires(!std::is_same_v<W, V>) Num<V> where(Mask<W> c, Num<V> a, std::type_identity_t<Num<V>> b) {
   return where(Mask<V>{c.m}, a, b);
 }
 
 // --- integers of a formula -----------------------------------------------------------------------
 
 /// What a formula's int64 operands are: places of the element, seeds, numbers that must stay exact.
-template <class V> using IndexOf = Num<std::conditional_t<kIsScalar<V>, int64_t, vx::Line>>;
+using Index = Num<vx::Line>;
 
 /// An integer in the type of x.
 template <class V, class I> Num<V> like(Num<V>, Num<I> i) {
-  if constexpr (kIsScalar<V>)
-    return static_cast<V>(i.v);
-  else
-    return vx::convert<V>(vx::spread(i.v));
+  return vx::convert<V>(vx::spread(i.v));
 }
 inline Sym like(Sym, SymIndex i) {
   return sym_emit(to_compute(kInt64, SymScope::current().compute()).c_str(), {i.id}, {0});
@@ -155,53 +150,34 @@ inline Sym checked(Sym i, Sym n) { return sym_emit("checked($0, $1)", {i.id, n.i
 
 // Philox is long: the compiler would not inline what stands around it by itself.
 
-/// The lanes of an integer, and what lanes are as one: of a vector itself, of a number the first.
-template <class W> [[gnu::always_inline]] inline vx::Line lanes_of(Num<W> i) { return i.v; }
-template <class W, class X> [[gnu::always_inline]] inline auto from_lanes(X x) {
-  if constexpr (kIsScalar<W>)
-    return Num<W>(static_cast<W>(x[0]));
-  else
-    return Num<X>(x);
-}
-
 /// Of element i of the draw `number` under `seed`, two numbers that all elements share, the word.
-template <class W> [[gnu::always_inline]] inline auto draw(Num<W> seed, Num<W> number, Num<W> i) {
-  return from_lanes<W>(vx::draw(lanes_of(seed), lanes_of(number), lanes_of(i)));
+[[gnu::always_inline]] inline Num<vx::u32> draw(Index seed, Index number, Index i) {
+  return vx::draw(seed.v, number.v, i.v);
 }
 inline SymIndex draw(SymIndex seed, SymIndex number, SymIndex i) {
   return SymIndex(draw_emit(kInt64, "draw($0, $1, $2)", {seed.id, number.id, i.id}));
 }
 /// A number in [0, range), which is unsigned.
-template <class W>
-[[gnu::always_inline]] inline auto draw_below(Num<W> range, Num<W> seed, Num<W> number, Num<W> i) {
-  return from_lanes<W>(
-      vx::draw_below(lanes_of(range), lanes_of(seed), lanes_of(number), lanes_of(i)));
+[[gnu::always_inline]] inline Num<vx::i64> draw_below(Index range, Index seed, Index number,
+                                                      Index i) {
+  return vx::draw_below(range.v, seed.v, number.v, i.v);
 }
 inline SymIndex draw_below(SymIndex range, SymIndex seed, SymIndex number, SymIndex i) {
   return SymIndex(
       draw_emit(kInt64, "draw_below($0, $1, $2, $3)", {range.id, seed.id, number.id, i.id}));
 }
 /// Whether dropout keeps it; limit / 2^32 is the probability that it does not.
-template <class W>
-[[gnu::always_inline]] inline Mask<W> draw_keeps(Num<W> limit, Num<W> seed, Num<W> number,
-                                                 Num<W> i) {
-  if constexpr (kIsScalar<W>)
-    return draw(seed, number, i) >= limit;
-  else
-    return {vx::draw_keeps(limit.v, seed.v, number.v, i.v)};
+[[gnu::always_inline]] inline Mask<vx::Line> draw_keeps(Index limit, Index seed, Index number,
+                                                        Index i) {
+  return {vx::draw_keeps(limit.v, seed.v, number.v, i.v)};
 }
 inline SymMask draw_keeps(SymIndex limit, SymIndex seed, SymIndex number, SymIndex i) {
   return {draw_emit(kBool, "draw_keeps($0, $1, $2, $3)", {limit.id, seed.id, number.id, i.id})};
 }
 /// A standard normal in the type of x.
 template <class V>
-[[gnu::always_inline]] inline Num<V> draw_normal(Num<V>, IndexOf<V> seed, IndexOf<V> number,
-                                                 IndexOf<V> i) {
-  const vx::f32 z = vx::draw_normal(lanes_of(seed), lanes_of(number), lanes_of(i));
-  if constexpr (kIsScalar<V>)
-    return z[0];
-  else
-    return vx::convert<V>(z);
+[[gnu::always_inline]] inline Num<V> draw_normal(Num<V>, Index seed, Index number, Index i) {
+  return vx::convert<V>(vx::draw_normal(seed.v, number.v, i.v));
 }
 inline Sym draw_normal(Sym, SymIndex seed, SymIndex number, SymIndex i) {
   const int z = draw_emit(kFloat32, "draw_normal($0, $1, $2)", {seed.id, number.id, i.id});

@@ -10,8 +10,10 @@
 
 #include "ops/kinds/device_exchange.h"
 #include "tests/emulator_calls.h"
+#include "tests/said.h"
 
 using namespace brrr;
+using test::error_of;
 
 namespace {
 
@@ -69,15 +71,6 @@ Trained train(Device device, Mode mode, int64_t bucket, int passes, int steps) {
 }
 
 bool linked() { return dist::size() > 1 && dist::gpus_linked(); }
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 }  // namespace
 

@@ -7,7 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/said.h"
+
 namespace brrr::dist_cases {
+
+using test::error_of;
 
 inline int64_t ranks() { return dist::size(); }
 
@@ -29,15 +33,6 @@ inline Tensor sum_of_all(const IntList& sizes, DType dtype) {
 inline bool checks() {
   const char* set = std::getenv("BRRR_DIST_CHECK");
   return set && *set;
-}
-
-inline std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 inline std::vector<char> bytes_of(const models::Module& m) {

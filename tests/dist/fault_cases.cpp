@@ -20,7 +20,7 @@
 #include "tests/temp_dir.h"
 
 using namespace brrr;
-using test::message, test::TemporaryDirectory;
+using test::error_of, test::TemporaryDirectory;
 
 namespace {
 
@@ -47,7 +47,7 @@ TEST_CASE("on_first_rank: all wait, longer than any limit, and throw what it thr
   CHECK(std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(900));
   CHECK(done == (dist::rank() == 0));
   dist::set_limit(60);
-  CHECK(message([] { dist::on_first_rank("x", [] { fail("the disk is full"); }); }) ==
+  CHECK(error_of([] { dist::on_first_rank("x", [] { fail("the disk is full"); }); }) ==
         "the disk is full");
 }
 
@@ -62,10 +62,10 @@ TEST_CASE("save_checkpoint: all ranks find the file when it returns, or all thro
     load_checkpoint(dir.path + "ck", read);
     CHECK(read.step == state.step);
   }
-  const std::string said = message([&] { save_checkpoint(dir.path + "none/ck", state); });
+  const std::string said = error_of([&] { save_checkpoint(dir.path + "none/ck", state); });
   CHECK_MESSAGE(said.find("/none/") != std::string::npos, said);
   if (dist::rank() == 0) state.step = -1;  // What is wrong with the state of the one that writes.
-  const std::string wrong = message([&] { save_checkpoint(dir.path + "ck", state); });
+  const std::string wrong = error_of([&] { save_checkpoint(dir.path + "ck", state); });
   CHECK_MESSAGE(wrong.find("the step is -1") != std::string::npos, wrong);
 }
 
@@ -81,7 +81,7 @@ TEST_CASE("load_checkpoint: ranks that have different files are named, and nothi
   const std::string own = dir.path + std::to_string(dist::rank());
   const auto refused = [&](const char* what) {
     const Tensor before = model.weight.detach().clone();
-    const std::string said = message([&] { load_checkpoint(own, state); });
+    const std::string said = error_of([&] { load_checkpoint(own, state); });
     CHECK_MESSAGE(said.find(what) != std::string::npos, said);
     CHECK((state.step == 4 && same_bits(before, model.weight)));
   };
@@ -106,7 +106,7 @@ TEST_CASE("a process that a rank forks ends as any other does, and exchanges not
   const pid_t child = fork();
   if (child == 0) {
     ddp.reset();
-    const bool refused = message([] { dist::barrier(); }).find("forked") != std::string::npos;
+    const bool refused = error_of([] { dist::barrier(); }).find("forked") != std::string::npos;
     std::exit(refused || dist::size() == 1 ? 0 : 1);
   }
   int status = -1;
@@ -144,7 +144,7 @@ TEST_CASE("zz fault: a collective of its own while the others are in a bucket") 
   auto& e = dist::Exchange::get();
   char bytes[2] = {};
   const auto job = share_job("bucket 0", e.reserve_tags(1), bytes);
-  const std::string said = message([&] {
+  const std::string said = error_of([&] {
     if (dist::rank() == 1) {
       sleep_s(0.5);
       dist::all_reduce(ones({3}));
@@ -159,7 +159,7 @@ TEST_CASE("zz fault: a collective of its own while the others are in a bucket") 
 
 TEST_CASE("zz fault: the last one has ended its program, and all others miss it") {
   if (dist::rank() == dist::size() - 1) return;
-  const std::string said = message([] { dist::all_reduce(ones({3})); });
+  const std::string said = error_of([] { dist::all_reduce(ones({3})); });
   std::fprintf(stderr, "rank %d: %s\n", dist::rank(), said.c_str());
 }
 

@@ -1,0 +1,28 @@
+#pragma once
+// What was said: the text of an error, and whether it names something.
+
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "core/error.h"
+
+namespace brrr::test {
+
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+
+/// The text of the brrr::Error that f throws, "" if it throws none.
+inline std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != text.npos;
+}
+
+}  // namespace brrr::test
