@@ -82,6 +82,8 @@ TEST_CASE("benchmarks: a wrong word on the command line is an error that names i
        "no op has 'nosuch' in its name; the ops are add, add of a row, "},
       {"bench_gpu --foo", "bench_gpu: unknown option '--foo', see --help"},
       {"bench_gpu --json", "--json: value missing"},
+      {"bench_ops --only ''", "--only: value missing"},
+      {"bench_micro --json f", "bench_micro: unknown option '--json', see --help"},
       {"bench_micro --cpu -1", "bench_micro: --cpu: '-1' is not a positive number"},
       {"bench_micro --benchmark_bogus=1", "unknown option '--benchmark_bogus=1', see --help"},
   };

@@ -68,6 +68,8 @@ TEST_CASE("figures: programs that measure in turns refuse what they cannot measu
     const std::string option = words.substr(0, words.find(' '));
     CHECK_MESSAGE(text.find(option + ": a positive number is needed") != text.npos, text);
   }
+  CHECK(said("ranks.py --rounds 1.5").find("--rounds: invalid int value: '1.5'") !=
+        std::string::npos);
   for (const std::string words : {"--rounds 0", "--scale 0", "--scale -1", "--scale inf"}) {
     const std::string text = said("outside.py " + words);
     CHECK_MESSAGE(text.find("--scale: a positive number is needed") != text.npos, text);

@@ -27,7 +27,6 @@ inline double ns_since(Clock::time_point start) { return 1e9 * seconds_since(sta
 struct RunOptions {
   int threads = 1;
   int cpu = -1;  // where the main thread is pinned; -1: the last CPU it may use
-  std::string json;
 
   bool take(Words& words) {
     if (words.word() == "--cpu") {
@@ -35,7 +34,7 @@ struct RunOptions {
       cpu = text == "0" ? 0 : static_cast<int>(positive_number("--cpu", text));
       return true;
     }
-    return words.take("--threads", threads) || words.take("--json", json);
+    return words.take("--threads", threads);
   }
 };
 

@@ -324,7 +324,7 @@ int run_for_callgrind(const std::string& what, std::int64_t n) {
 }
 
 struct Options : RunOptions {
-  std::string only, instr, first_replay, scale, mode;
+  std::string only, json, instr, first_replay, scale, mode;
   std::int64_t count = 0;
 
   bool take(Words& words) {
@@ -333,7 +333,7 @@ struct Options : RunOptions {
     } else if (words.take("--scale", scale)) {
       mode = words.value();
     } else {
-      return RunOptions::take(words) || words.take("--only", only) ||
+      return RunOptions::take(words) || words.take("--only", only) || words.take("--json", json) ||
              words.take("--first-replay", first_replay);
     }
     return true;
@@ -372,7 +372,7 @@ int run_parts(const Options& o) {
 
 int run(const Options& o) {
   if (o.instr.empty() && o.first_replay.empty() && o.scale.empty()) return run_parts(o);
-  brrr::cpu::set_num_threads(o.threads);
+  brrr::cpu::set_num_threads(o.instr.empty() ? o.threads : 1);
   if (!o.instr.empty()) return run_for_callgrind(o.instr, o.count);
   if (!o.scale.empty()) return print_scale(o.scale, o.mode);
   std::printf("%.3f\n", first_replay_ms(o.first_replay));

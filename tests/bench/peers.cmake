@@ -1,6 +1,5 @@
-# The peer programs in C++: the floor, and libtorch. A peer is a process of its own and links
-# nothing of ours: libtorch shares OpenBLAS's settings. libtorch is optional, so what is missing of
-# it is not an error.
+# The peer programs in C++: libtorch's. A peer is a process of its own and links nothing of ours:
+# libtorch shares OpenBLAS's settings. It is optional, so what is missing of it is not an error.
 
 function(brrr_add_peer name)  # <library>...
   add_executable(${name} tests/bench/${name}.cpp)

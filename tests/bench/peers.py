@@ -59,6 +59,7 @@ def positive(kind):
         if not 0 < value < math.inf:
             raise argparse.ArgumentTypeError("a positive number is needed")
         return value
+    number.__name__ = kind.__name__  # What argparse calls a word that is none.
     return number
 
 

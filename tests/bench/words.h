@@ -56,7 +56,7 @@ class Words {
   const std::string& word() const { return word_; }
   // What stands behind the word.
   std::string value() {
-    if (at_ == words_.size() || words_[at_].rfind("--", 0) == 0) {
+    if (at_ == words_.size() || words_[at_].empty() || words_[at_].rfind("--", 0) == 0) {
       throw UsageError(word_ + ": value missing");
     }
     return words_[at_++];
