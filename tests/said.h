@@ -1,5 +1,5 @@
 #pragma once
-// What was said: the text of an error, and whether it names something.
+// What nearly every case needs: what an error said, whether a text names something, infinity.
 
 #include <functional>
 #include <limits>
