@@ -21,10 +21,11 @@ bool is_number(const Value& v) {
 }
 
 // Longer rows, or few of them, are better taken apart: a row is one thread's. Shorter ones leave
-// most of a vector empty, which costs the pointwise ops more than a pass over memory. A single row
-// is a whole tensor, which a kernel takes in chunks (cpu_whole.cpp): only reductions have one, and
-// no element sees what they give.
-constexpr int64_t kShortestRow = 8, kFewRows = 8;
+// most of a vector empty, which costs the pointwise ops more than a pass over memory, unless
+// several lie together in one (cpu_together.cpp): no sums over the rows, no places in them. A
+// single row is a whole tensor, which a kernel takes in chunks (cpu_whole.cpp): only reductions
+// have one, and no element sees what they give.
+constexpr int64_t kShortestRow = 8, kShortestTogether = 2, kFewRows = 8;
 
 // The rows that an instruction folds; n = 0: it folds none.
 struct Rows {
@@ -32,8 +33,9 @@ struct Rows {
   bool operator==(const Rows&) const = default;
 };
 
-Rows if_worth_it(const Rows& is, int64_t longest) {
-  const bool fits = is.n >= kShortestRow && is.n <= longest &&
+Rows if_worth_it(const Rows& is, int64_t longest, bool apart = false) {
+  const bool together = !apart && vx::lie_together(is.rows, is.n);
+  const bool fits = is.n >= (together ? kShortestTogether : kShortestRow) && is.n <= longest &&
                     (is.rows >= kFewRows || is.rows * is.n <= longest) && is.rows > 1;
   return fits ? is : Rows{};
 }
@@ -63,7 +65,8 @@ Rows reduced_rows(const Recording& r, const Target& target, const Instr& i) {
   if (last == 1 && kept == 1) return {1, reduced};
   if (last == 1) return if_worth_it({kept, reduced}, target.longest_row);
   const bool finishes = i.op->reduction->kernels[compute_index(compute_type(x.dtype))].finish;
-  return changes == 1 && !finishes ? if_worth_it({reduced, kept}, target.longest_row) : Rows{};
+  return changes == 1 && !finishes ? if_worth_it({reduced, kept}, target.longest_row, true)
+                                   : Rows{};
 }
 
 Rows rows_of(const Recording& r, const Target& target, const Instr& i) {
@@ -75,7 +78,8 @@ Rows rows_of(const Recording& r, const Target& target, const Instr& i) {
     const int dims = static_cast<int>(std::min<int64_t>(i.attrs.as<RowAttrs>().dims, x.ndim));
     Rows is{1, 1};
     for (int d = 0; d < x.ndim; ++d) (d < x.ndim - dims ? is.rows : is.n) *= x.sizes[d];
-    return if_worth_it(is, target.longest_of_row_op);
+    const RowInfo& info = *i.op->row;
+    return if_worth_it(is, target.longest_of_row_op, !info.loops[0].together);
   }
   return {};
 }

@@ -14,7 +14,7 @@ using test::kernels;
 
 // f(x) over rows of lengths with and without tails, of few and many rows, in each dtype.
 template <class F> void over_shapes(uint64_t want, const F& f) {
-  const std::vector<IntList> all = {{8, 4100}, {130, 65}, {3, 5, 33}, {200, 8}};
+  const std::vector<IntList> all = {{8, 4100}, {130, 65}, {3, 5, 33}, {200, 8}, {21, 4}};
   for (const DType t : {kFloat32, kFloat64, kBFloat16}) {
     for (size_t k = 0; k < (t == kFloat32 ? all.size() : 1); ++k) {
       CAPTURE(to_string(all[k]));
@@ -57,6 +57,29 @@ TEST_CASE("row fusion: row ops and their neighbours") {
     const int64_t n = x.size(-1);
     return Tensors{rms_norm(gelu(x), {n}, w, 1e-5) * 3.0, softmax(x, -1)};
   });
+}
+
+TEST_CASE("row fusion: rows of which a vector holds several") {
+  const test::TempCache cache;
+  for (const auto& [rows, t] : {std::pair{IntList{37, 2}, kFloat32},
+                                {{3, 11, 4}, kBFloat16},
+                                {{50, 8}, kFloat64},
+                                {{64, 8}, kFloat32}}) {
+    CAPTURE(to_string(rows));
+    IntList numbers = rows;
+    numbers[numbers.size() - 1] = 1;
+    const Tensor x = randn(rows).to(t), of_row = randn(numbers).to(t), mask = randn(rows) > 0.0;
+    const Tensor w = randn({rows.back()}).to(t), one = randn({}).to(t);
+    CHECK(kernels([&] {
+            const Tensor d = where(mask, x, one) * w - of_row, p = softmax(d, -1);
+            const Tensor s = (p * d).sum({-1}, true), most = amax(d, {-1}, true);
+            return Tensors{p + s, s * 2.0, logsumexp(d, {-1}), most, d > most - 0.5};
+          }) <= 2);
+    CHECK(kernels([&] {  // Places, too.
+            const Tensor at = arange(x.numel()).reshape(rows).to(x.dtype()) * 0.01;
+            return Tensors{softmax(x + at, -1), (tril(x) * at).sum({-1})};
+          }) <= 3);
+  }
 }
 
 TEST_CASE("row fusion: gradients, with those of weights, are one kernel") {

@@ -159,6 +159,22 @@ TEST_CASE("reduction rows: layouts do not change a bit, nor does widening first"
 }
 
 // Parts of rows and of columns, within and across the dims that number them, are read in blocks.
+TEST_CASE("reduction rows: rows that lie together in a vector have the bits of one alone") {
+  for (const OpDef* op : rows_of(OpKind::Reduction)) {
+    CAPTURE(std::string(op->name));
+    for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kInt32, kBool}) {
+      if (!has_kernel(*op, t)) continue;
+      for (const IntList& shape : {IntList{19, 2}, {33, 4}, {7, 8}, {700, 8}}) {
+        const Tensor x = values_for(shape, t);
+        if (is_floating(t)) x.select(0, 3).fill_(-0.0), x.select(0, 4).fill_(kNaN);
+        const Tensor all = reduce(*op, x, {1}, false);
+        for (int64_t r = 0; r < shape[0]; r += 1 + shape[0] / 50)
+          check_same(all.select(0, r), reduce(*op, x.select(0, r), {0}, false));
+      }
+    }
+  }
+}
+
 TEST_CASE("reduction rows: dims in any order of memory, parts of them too, do not change a bit") {
   const Threads restore;
   for (const OpDef* op : rows_of(OpKind::Reduction)) {

@@ -1,5 +1,6 @@
 // Every row op by itself, from its row: kernels against the decomposition and the float64 oracle,
 // on every dtype and on lengths of every kind.
+#include "tests/op_cases.h"
 #include "tests/row_cases.h"
 
 using namespace brrr;
@@ -60,5 +61,46 @@ TEST_CASE("row ops: absent weights are 1, absent biases 0") {
       c.in[i] = Tensor();
     }
     check_same({run(op, c, false), run(op, with, false)});
+  });
+}
+
+namespace {
+
+// Row r of what a call has of rows; all of what they share.
+Tensor row_of(const Tensor& t, Operand kind, int64_t r) {
+  const bool of_rows = kind == Operand::Each || kind == Operand::PerRow || kind == Operand::Id;
+  return of_rows ? t.narrow(0, r, 1).clone() : t;
+}
+
+}  // namespace
+
+TEST_CASE("row ops: rows that lie together in a vector have the bits of one alone") {
+  manual_seed(5);
+  const NoGradGuard guard;
+  for_row_ops([](const OpDef& op) {
+    const RowInfo& info = *op.row;
+    for (DType t : kFloatTypes) {
+      for (const auto& [rows, n] : {std::pair{21, 1}, {2, 2}, {19, 2}, {33, 4}, {7, 8}, {16, 8}}) {
+        CAPTURE(t);
+        CAPTURE(n);
+        RowCase c = make_case(info, rows, n, t);
+        if (info.operands[0].kind == Operand::Each) c.in[0].select(0, rows / 2).fill_(-0.0);
+        const Tensors all = run(op, c, false);
+        for (int64_t r = 0; r < rows; ++r) {
+          RowCase one = c;
+          for (const RowOperand& o : info.operands) {
+            if (o.kind == Operand::Scalar) continue;
+            const auto i = static_cast<size_t>(o.input);
+            one.in[i] = row_of(c.in[i], o.kind, r);
+          }
+          const Tensors alone = run(op, one, false);
+          for (size_t k = 0; k < all.size(); ++k) {
+            const Operand kind = info.results[k];
+            if (kind == Operand::Each || kind == Operand::PerRow)
+              test::check_same(row_of(all[k], kind, r), alone[k]);
+          }
+        }
+      }
+    }
   });
 }

@@ -152,6 +152,7 @@ constexpr auto kAddBlocks = reduce_columns<decltype([] { return 0.0; }), Keep, l
 // A kernel takes each step for several rows, because one short row's steps wait for each other;
 // what it reads and writes of them has to stay in a first-level cache.
 constexpr int64_t kBlockBytes = 32 << 10;
+constexpr int64_t kTogetherBlock = 256;  // Nothing is left for a second step.
 int64_t row_block(const OpCall& c, const RowShape& s, DType compute) {
   const RowInfo& info = info_of(c);
   int64_t own = 0, shared = columns_of(info, c);  // What has elements, of a row or for all.
@@ -170,7 +171,10 @@ void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType
   const RowInfo& info = info_of(c);
   const RowLoops& loops = info.loops[compute_index(compute)];
   const int columns = columns_of(info, c);
-  const int64_t block = row_block(c, s, compute), unit = columns ? kReduceBlock : block;
+  const bool together = loops.together && vx::lie_together(s.rows, s.n);
+  const auto run = together ? loops.together : loops.block;
+  const int64_t block = together ? kTogetherBlock : row_block(c, s, compute);
+  const int64_t unit = columns ? kReduceBlock : block;
   const int64_t units = columns ? row_blocks(s) : (s.rows + block - 1) / block;
   const int64_t bytes = s.n * static_cast<int64_t>(itemsize(compute));  // Of a column's results.
   const Tensor parts = columns ? raw_empty({units, columns, s.n}, compute, s.x->device) : Tensor();
@@ -187,7 +191,7 @@ void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType
                    }
                    const int64_t last = std::min((k + 1) * unit, s.rows);
                    for (int64_t r = k * unit; r < last; r += block) {
-                     loops.block(source, r, std::min(block, last - r), to);
+                     run(source, r, std::min(block, last - r), to);
                    }
                  }
                });

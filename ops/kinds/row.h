@@ -16,6 +16,7 @@
 #include "ops/kinds/row_info.h"
 #include "ops/kinds/row_lanes.h"
 #include "ops/kinds/row_readings.h"
+#include "ops/kinds/row_together.h"
 
 namespace brrr {
 
@@ -102,6 +103,30 @@ template <class F, Operand... O> struct RowKernels {
       store<V, true>(r, s.n, first, rows, out, kAll);
     }
     (kAll);
+  }
+
+  static constexpr bool kTogether =
+      ((O != Operand::Id) && ...) && std::ranges::all_of(kKinds, [](Operand kind) {
+        return kind == Operand::Each || kind == Operand::PerRow;
+      });
+  template <class V, int n>
+  [[gnu::flatten]] static void together_of(const RowSource& s, int64_t first, int64_t rows,
+                                           void* const* out) {
+    const int64_t end = (first + rows) * n;
+    for (int64_t at = first * n; at < end; at += vx::lanes) {
+      const int some = end - at < vx::lanes ? static_cast<int>(end - at) : vx::lanes;
+      [&]<size_t... K, size_t... I>(std::index_sequence<K...>, std::index_sequence<I...>)
+          __attribute__((always_inline)) {
+        const auto r =
+            as_tuple(F{}(together_operand<V, n, O>(s, static_cast<int>(I), at, some)...));
+        ((out[K] ? put_together<V, n, kKinds[K]>(std::get<K>(r), out[K], at, some) : void()), ...);
+      }
+      (kAll, std::make_index_sequence<sizeof...(O)>{});
+    }
+  }
+  template <class V>
+  static void together(const RowSource& s, int64_t first, int64_t rows, void* const* out) {
+    vx::with_length(s.n, [&](auto n) { together_of<V, decltype(n)::value>(s, first, rows, out); });
   }
 
   template <class V> static void finish(const RowSource& s, void* const* out) {
@@ -250,6 +275,8 @@ class RowOp : public OpDef {
     info.totals = Kernels::kTotals;
     info.loops[0].block = Kernels::template block<vx::f32>;
     info.loops[1].block = Kernels::template block<vx::f64>;
+    // (In float64, which takes g++ as long once more, rows go one by one.)
+    if constexpr (Kernels::kTogether) info.loops[0].together = Kernels::template together<vx::f32>;
     if constexpr (std::ranges::count(Kernels::kKinds, Operand::Number) > 0) {
       info.loops[0].finish = Kernels::template finish<vx::f32>;
       info.loops[1].finish = Kernels::template finish<vx::f64>;

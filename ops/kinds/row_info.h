@@ -42,6 +42,9 @@ struct RowLoops {
   /// Rows first .. first + rows - 1, at most kRowBlock. `out` has the beginning of each result,
   /// null for one that nobody wants; columns are added to.
   void (*block)(const RowSource& s, int64_t first, int64_t rows, void* const* out) = nullptr;
+  /// The same of rows that lie together in vectors, as many as there are; null if a result is a sum
+  /// over rows or an operand a place in one.
+  void (*together)(const RowSource& s, int64_t first, int64_t rows, void* const* out) = nullptr;
   /// The results that are one number, after all rows; null if there are none.
   void (*finish)(const RowSource& s, void* const* out) = nullptr;
 };

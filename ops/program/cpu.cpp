@@ -101,7 +101,8 @@ std::vector<CpuArgument> cpu_arguments(const Program& p) {
 
 CpuKernel cpu_kernel(const Program& p) {
   if (!p.row) return Text(p).run();
-  return p.row == p.space.numel() ? cpu_whole(p) : cpu_rows(p);
+  if (p.row == p.space.numel()) return cpu_whole(p);
+  return lie_together(p) ? cpu_together(p) : cpu_rows(p);
 }
 
 }  // namespace brrr::program

@@ -177,9 +177,13 @@ class RowWalk : public RowText {
   // Rows to come are asked for: a pass over what a cache holds would leave memory idle, and the
   // hardware does not look beyond a page. Twice, because some come too early for the first level
   // and others too late. In a pipeline by the pass that reads them first, so many bytes ahead;
-  // else the next block, not in the last of many passes, whose stores keep memory busy.
+  // else the next block, not in the last of many passes, whose stores keep memory busy; but where
+  // there is room for two by the last one, the block after the next, which loads and stores then
+  // come in turns for (a layer norm of a sum 6.2 to 5.4 ms for 64 MB, its backward 4.8 to 4.5).
   void at_body(int unroll) override {
-    const bool asks = streaming_ && current_ <= std::max(1, deepest_ - 1);
+    const bool far = asks_far();
+    const bool asks =
+        streaming_ && (far ? current_ == deepest_ : current_ <= std::max(1, deepest_ - 1));
     for (int w = 0; w < windows(); ++w) {
       const Window& x = window(w);
       if (!x.in_memory() || !x.loaded || inner_stride(w) != 1 || !streams(x)) continue;
@@ -187,7 +191,7 @@ class RowWalk : public RowText {
       for (int d = 0; d + 2 < ndim_; ++d) dense &= x.stride[d] == x.stride[d + 1] * size_[d + 1];
       if (!dense) continue;
       const int level = block_ * n_ * x.item() > (8 << 10) ? 2 : prefetch_level();
-      if (!pipelined_ && asks) ask(w, level, block_ * n_, unroll);
+      if (!pipelined_ && asks) ask(w, level, (far ? 2 : 1) * block_ * n_, unroll);
       if (!pipelined_ || first_pass(w) != current_) continue;
       ask(w, 2, 2 * kAhead / x.item(), unroll);
       ask(w, level, kAhead / x.item(), unroll);

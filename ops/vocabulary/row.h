@@ -22,25 +22,26 @@ concept RowTerm = RowValue<T> || std::is_arithmetic_v<T>;
 template <class... A> struct ReadingOf;
 template <class A, class... B> struct ReadingOf<A, B...> : ReadingOf<B...> {};
 template <RowValue A, class... B> struct ReadingOf<A, B...> { using type = typename A::Reading; };
-template <class F, class... A> auto lift(const A&... a) {
+template <class F, class... A> [[gnu::always_inline]] inline auto lift(const A&... a) {
   return ReadingOf<A...>::type::template lift<F>(a...);
 }
 
 // Functions of elements, as types, and what lifts them: operators, and functions of m::. `chain`: a
 // long chain of operations, worth keeping.
-#define BRRR_OPERATOR(Name, sign)                                                   \
-  namespace lifted {                                                                \
-  struct Name {                                                                     \
-    static constexpr bool chain = false;                                            \
-    template <class A, class B>                                                     \
-    [[gnu::always_inline]] auto operator()(const A& a, const B& b) const {          \
-      return a sign b;                                                              \
-    }                                                                               \
-  };                                                                                \
-  }                                                                                 \
-  template <RowTerm A, RowTerm B>                                                   \
-  requires(RowValue<A> || RowValue<B>) auto operator sign(const A& a, const B& b) { \
-    return lift<lifted::Name>(a, b);                                                \
+#define BRRR_OPERATOR(Name, sign)                                                        \
+  namespace lifted {                                                                     \
+  struct Name {                                                                          \
+    static constexpr bool chain = false;                                                 \
+    template <class A, class B>                                                          \
+    [[gnu::always_inline]] auto operator()(const A& a, const B& b) const {               \
+      return a sign b;                                                                   \
+    }                                                                                    \
+  };                                                                                     \
+  }                                                                                      \
+  template <RowTerm A, RowTerm B>                                                        \
+  requires(RowValue<A> || RowValue<B>) [[gnu::always_inline]] inline auto operator sign( \
+      const A& a, const B& b) {                                                          \
+    return lift<lifted::Name>(a, b);                                                     \
   }
 BRRR_OPERATOR(Add, +)
 BRRR_OPERATOR(Subtract, -)
@@ -56,18 +57,20 @@ BRRR_OPERATOR(And, &)
 BRRR_OPERATOR(Or, |)
 #undef BRRR_OPERATOR
 
-#define BRRR_FUNCTION(name, flops, chains, ...)                                              \
-  namespace lifted {                                                                         \
-  struct name {                                                                              \
-    static constexpr bool chain = chains > 0;                                                \
-    template <class... A> [[gnu::always_inline]] auto operator()(const A&... a) const {      \
-      return m::name(a...);                                                                  \
-    }                                                                                        \
-  };                                                                                         \
-  }                                                                                          \
-  namespace m {                                                                              \
-  template <RowTerm... A>                                                                    \
-  requires(RowValue<A> || ...) auto name(const A&... a) { return lift<lifted::name>(a...); } \
+#define BRRR_FUNCTION(name, flops, chains, ...)                                         \
+  namespace lifted {                                                                    \
+  struct name {                                                                         \
+    static constexpr bool chain = chains > 0;                                           \
+    template <class... A> [[gnu::always_inline]] auto operator()(const A&... a) const { \
+      return m::name(a...);                                                             \
+    }                                                                                   \
+  };                                                                                    \
+  }                                                                                     \
+  namespace m {                                                                         \
+  template <RowTerm... A>                                                               \
+  requires(RowValue<A> || ...) [[gnu::always_inline]] inline auto name(const A&... a) { \
+    return lift<lifted::name>(a...);                                                    \
+  }                                                                                     \
   }
 BRRR_FUNCTIONS_OF_ONE(BRRR_FUNCTION)
 BRRR_FUNCTIONS_OF_TWO(BRRR_FUNCTION)
@@ -101,7 +104,7 @@ struct Square {
   template <class A> [[gnu::always_inline]] auto operator()(const A& a) const { return a * a; }
 };
 /// The elements of the row combined by F, from its identity on.
-template <class F, class A> auto fold(A&& a, double identity) {
+template <class F, class A> [[gnu::always_inline]] inline auto fold(A&& a, double identity) {
   return std::decay_t<A>::Reading::template fold<F>(std::forward<A>(a), identity);
 }
 }  // namespace lifted
@@ -118,13 +121,15 @@ template <RowValue A> auto constant(const A& a) { return A::Reading::constant(a)
 namespace row {
 
 /// Sum over the row, in the order of the device. An lvalue may be kept for its next use.
-template <class A> auto sum(A&& a) { return lifted::fold<lifted::Add>(std::forward<A>(a), 0.0); }
+template <class A> [[gnu::always_inline]] inline auto sum(A&& a) {
+  return lifted::fold<lifted::Add>(std::forward<A>(a), 0.0);
+}
 /// The largest and the smallest element. They pass over NaN; without a number in the row they are
 /// -infinity and infinity.
-template <class A> auto max(A&& a) {
+template <class A> [[gnu::always_inline]] inline auto max(A&& a) {
   return lifted::fold<lifted::Larger>(std::forward<A>(a), -__builtin_inf());
 }
-template <class A> auto min(A&& a) {
+template <class A> [[gnu::always_inline]] inline auto min(A&& a) {
   return lifted::fold<lifted::Smaller>(std::forward<A>(a), __builtin_inf());
 }
 /// How many elements the row has.
@@ -135,7 +140,7 @@ template <RowValue A> auto count(const A& a) {
   else
     return A::Reading::number(a, n);
 }
-template <class A> auto mean(A&& a) {
+template <class A> [[gnu::always_inline]] inline auto mean(A&& a) {
   const auto n = std::decay_t<A>::Reading::length(a);
   return sum(std::forward<A>(a)) / n;
 }

@@ -1,7 +1,7 @@
 // The CPU vector prelude, part 1: types, memory access, comparisons, reduction.
 //
 // This text needs no header: kernels of the library include it, and generated kernels carry it
-// verbatim (then vec_hw.h to vec_random.h, without #include lines), so both run the same
+// verbatim (then vec_hw.h to vec_rows.h, without #include lines), so both run the same
 // definitions.
 // Every vector has 16 logical lanes whatever the hardware, because lane count fixes the order of
 // a reduction. Only IEEE + - * / sqrt fma, integer and bit operations are used: results do not

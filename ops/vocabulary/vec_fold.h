@@ -2,11 +2,38 @@
 // A row's elements combined, in the order of ops/kinds/reduction.h ("rows"). Generated kernels have
 // texts of their own for it (ops/program/cpu_text.h), which compile in a fraction of the time.
 
-#include "ops/vocabulary/vec.h"
+#include "ops/vocabulary/vec_rows.h"
 
 namespace brrr::vx {
 
 constexpr long kFoldChunk = 4096;  ///< Elements that four vectors take.
+
+/// Whether dense rows of n elements are taken several to a vector: each would take what a whole
+/// vector takes.
+inline bool lie_together(long rows, long n) {
+  return rows > 1 && n > 0 && n < lanes && (n & (n - 1)) == 0;
+}
+template <int n> struct Length { static constexpr int value = n; };
+/// f(a constant that is n), of such rows.
+template <class F> [[gnu::always_inline]] inline auto with_length(long n, const F& f) {
+  if (n > 2) return n == 4 ? f(Length<4>{}) : f(Length<8>{});
+  return n == 1 ? f(Length<1>{}) : f(Length<2>{});
+}
+/// Such rows, each combined from `init`; f(i, lanes) gives elements from i on.
+template <class V, class Combine, class F>
+[[gnu::always_inline]] inline void fold_together(long rows, long n, V init, Combine combine,
+                                                 const F& f, Element<V>* to) {
+  for (long i = 0; i < rows * n; i += lanes) {
+    const int some = rows * n - i < lanes ? static_cast<int>(rows * n - i) : lanes;
+    const Parts<V> v = combine(init, f(i, some));
+    with_length(
+        n, [=](auto length) __attribute__((always_inline)) {
+          constexpr int each = decltype(length)::value;
+          store_each<each>(to + i / each, first_of_each<each>(reduce_each<each>(v.get(), combine)),
+                           some);
+        });
+  }
+}
 
 /// Elements [i, end) of a row, at most kFoldChunk, combined from `init`.
 template <class V, class Combine, class F>
