@@ -19,10 +19,16 @@ enum class Level : uint8_t { Number, Row, Element };
 template <class V> struct Block {
   static constexpr int kMostNumbers = 24;
   int64_t rows, n;
-  Lane<V>* spare;  ///< Room for an element of each row and column, until it is used: a result's.
+  Lane<V>* spare;  ///< Room for an element of each row and column, until it is used: a result's,
+                   ///< but of rows shorter than a vector its own, where each is stored whole.
   int used = 0;
+  V short_rows[kRowBlock];
   V numbers[kMostNumbers];  ///< A row a lane.
-  Block(int64_t count, int64_t length, Lane<V>* room) : rows(count), n(length), spare(room) {}
+  Block(int64_t count, int64_t length, Lane<V>* room) : rows(count), n(length), spare(room) {
+    if (length < vx::lanes) spare = reinterpret_cast<Lane<V>*>(short_rows);
+  }
+  /// From one row in `spare` to the next.
+  static int64_t pitch(int64_t length) { return std::max<int64_t>(length, vx::lanes); }
   /// Room for a number of each row.
   Lane<V>* take_numbers() {
     if (used == kMostNumbers)
@@ -171,7 +177,7 @@ template <class V, class F, class... A> struct Chain : Expression<V, Level::Elem
   bool kept() const { return at; }
   template <bool Kept> auto bind(int64_t r, int64_t n) const {
     if constexpr (Kept)
-      return Elements<V>(at, block()).template bind<true>(r, n);
+      return Elements<V>(at, block()).template bind<true>(r, Block<V>::pitch(n));
     else
       return x.template bind<false>(r, n);
   }
@@ -283,11 +289,12 @@ template <class V> struct Reading {
     vx::fold_rows(
         [e, keep, n = b.n](long r) {
           Keep own = keep;  // Of this row.
-          if constexpr (std::is_pointer_v<Keep>) own += r * n;
+          if constexpr (std::is_pointer_v<Keep>) own += r * Block<V>::pitch(n);
           const auto x = e.template bind<Kept>(r, n);
           return [=](int64_t i, int lanes) __attribute__((always_inline)) {
             const V v = x.at(i, lanes).v;
-            if constexpr (std::is_pointer_v<Keep>) put<V>(own + i, v, lanes);
+            if constexpr (std::is_pointer_v<Keep>)
+              put<V>(own + i, v, n < vx::lanes ? vx::lanes : lanes);
             return v;
           };
         },

@@ -73,11 +73,10 @@ class Together : public CpuText {
     }
     if (where == Lies::Numbers) {
       const std::string count = tail ? "n" : "16";
-      const std::string at =
-          fmt::format("p{} + (i{}) / {}", s.which, tail ? "" : fmt::format(" + {}", 16 * u), p_.row);
+      const std::string at = fmt::format("p{} + (i{}) / {}", s.which,
+                                         tail ? "" : fmt::format(" + {}", 16 * u), p_.row);
       if (s.kind == Statement::Store) {
-        const std::string first =
-            fmt::format("first_of_each<{}>({})", p_.row, name(s.args[0], u));
+        const std::string first = fmt::format("first_of_each<{}>({})", p_.row, name(s.args[0], u));
         return fmt::format("store_each<{}>({}, {}, {})", p_.row, at,
                            to_memory(window(s).dtype, first), count);
       }
@@ -93,11 +92,11 @@ class Together : public CpuText {
   }
   // The function that folds the rows of a vector.
   std::string fold(int id) {
-    return function(fmt::format(
-        "BRRR_VX {0} $0({0} v, {0} init) {{\n"
-        "const auto op = [](auto x, auto y) {{ return {1}; }};\n"
-        "return shuffle<Begin<{2}>>(reduce_each<{2}>(op(init, v), op));\n}}\n",
-        vector(id), combined(id, "(x)", "(y)"), p_.row));
+    return function(
+        fmt::format("BRRR_VX {0} $0({0} v, {0} init) {{\n"
+                    "const auto op = [](auto x, auto y) {{ return {1}; }};\n"
+                    "return shuffle<Begin<{2}>>(reduce_each<{2}>(op(init, v), op));\n}}\n",
+                    vector(id), combined(id, "(x)", "(y)"), p_.row));
   }
 
   const Program& rows_;  // As it was.
@@ -107,12 +106,16 @@ class Together : public CpuText {
 
 bool lie_together(const Program& p) {
   const bool several = p.row > 1 && vx::lie_together(p.space.numel() / p.row, p.row);
-  return several && std::ranges::none_of(p.statements, [](const Statement& s) {
-    return s.kind == Statement::FoldRows || s.kind == Statement::Total || reads_id(s);
-  }) && std::ranges::none_of(p.windows, [&](const Window& w) {
-    const Lies where = lies(p, w);
-    return where == Lies::Apart || (w.stored && where < Lies::Numbers);
-  });
+  return several &&
+         std::ranges::none_of(p.statements,
+                              [](const Statement& s) {
+                                return s.kind == Statement::FoldRows ||
+                                       s.kind == Statement::Total || reads_id(s);
+                              }) &&
+         std::ranges::none_of(p.windows, [&](const Window& w) {
+           const Lies where = lies(p, w);
+           return where == Lies::Apart || (w.stored && where < Lies::Numbers);
+         });
 }
 
 CpuKernel cpu_together(const Program& p) {

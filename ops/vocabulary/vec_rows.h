@@ -1,5 +1,5 @@
-// The CPU vector prelude, part 8: short rows side by side. A vector holds 16 / n rows of n elements,
-// n being a power of two below 16.
+// The CPU vector prelude, part 8: short rows side by side. A vector holds 16 / n rows of n
+// elements, n being a power of two below 16.
 #ifndef BRRR_OPS_VEC_ROWS_H
 #define BRRR_OPS_VEC_ROWS_H
 
