@@ -26,15 +26,17 @@ bool is_tokens(const std::string& path) {
   return fs::path(path).extension() == ".bin" || has_train_bin(path);
 }
 
+// Without --data brrr's own sources.
+std::string source_of_text(const GptOptions& o) { return o.data.empty() ? "." : o.data; }
+
 std::string read_text(const GptOptions& o) {
-  if (o.data.empty()) {
-    BRRR_CHECK(fs::exists("brrr.h") && fs::exists("models/gpt.h"),
-               "no --data, and brrr's own sources are not here: give a text with --data, or start "
-               "train_gpt in brrr's folder");
-    return data::load_sources(".");
-  }
-  if (fs::is_directory(o.data)) return data::load_sources(o.data);
-  return o.tokenizer == "byte" ? data::load_bytes(o.data) : data::load_text(o.data);
+  BRRR_CHECK(!o.data.empty() || (fs::exists("brrr.h") && fs::exists("models/gpt.h")),
+             "no --data, and brrr's own sources are not here: give a text with --data, or start "
+             "train_gpt in brrr's folder");
+  const auto load = o.tokenizer == "byte" ? data::load_bytes : data::load_text;
+  const std::string from = source_of_text(o);
+  return fs::is_directory(from) ? data::load_sources(from, data::kSourceExtensions, load)
+                                : load(from);
 }
 
 // The tokenizer of a new run; null if only the size of the vocabulary is known.
@@ -49,8 +51,9 @@ std::unique_ptr<data::Tokenizer> new_tokenizer(const GptOptions& o, const std::s
   try {
     return std::make_unique<data::CharTokenizer>(text);
   } catch (const brrr::Error& e) {
-    brrr::fail("--data {}: {}{}", o.data, e.what(),
-               fs::is_directory(o.data) ? " (offsets are of all its files in a row)" : "");
+    brrr::fail(
+        "--data {}: {}{}", source_of_text(o), e.what(),
+        fs::is_directory(source_of_text(o)) ? " (offsets are of all its files in a row)" : "");
   }
 }
 

@@ -145,4 +145,6 @@ TEST_CASE("load_sources: in order of the path, without what is built") {
   CHECK(data::load_sources(dir.path.string(), {".txt"}) == "x\n");
   put("bad.h", std::string("\0", 1));
   CHECK_THROWS_WITH_AS(data::load_sources(dir.path.string()), Contains("bad.h"), Error);
+  CHECK(data::load_sources(dir.path.string(), {".h"}, data::load_bytes) ==
+        std::string("1\n\0\n", 4));  // b/a.h, then bad.h.
 }

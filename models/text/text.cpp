@@ -59,13 +59,14 @@ std::vector<std::string> source_files(const std::string& directory,
   return found;
 }
 
-std::string load_sources(const std::string& directory, const std::vector<std::string>& extensions) {
+std::string load_sources(const std::string& directory, const std::vector<std::string>& extensions,
+                         std::string (*load)(const std::string& path)) {
   std::error_code none;
   std::string text;
   for (const std::string& name : source_files(directory, extensions)) {
     const fs::path path = fs::path(directory) / name;
     if (fs::file_size(path, none) == 0) continue;
-    text += load_text(path.string());
+    text += load(path.string());
     if (text.back() != '\n') text += '\n';
   }
   BRRR_CHECK(!text.empty(), "load_sources: no file with one of the endings wanted in {}",

@@ -17,9 +17,11 @@ extern const std::vector<std::string> kSourceExtensions;  ///< .h, .cpp, .md
 /// directories, build* and out, directories with a CMakeCache.txt, and links are left out.
 std::vector<std::string> source_files(
     const std::string& directory, const std::vector<std::string>& extensions = kSourceExtensions);
-/// Those files one after the other: the same text on every machine. Throws if nothing is found.
+/// Those files one after the other, each as load_text() or load_bytes() gives it: the same text on
+/// every machine. Throws if nothing is found.
 std::string load_sources(const std::string& directory,
-                         const std::vector<std::string>& extensions = kSourceExtensions);
+                         const std::vector<std::string>& extensions = kSourceExtensions,
+                         std::string (*load)(const std::string& path) = load_text);
 /// Whether the sources in a directory are not among those of one above.
 bool is_left_out(const std::string& directory);
 
