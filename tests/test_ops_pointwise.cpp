@@ -314,6 +314,38 @@ TEST_CASE("pointwise rows: layouts do not change a bit") {
   }
 }
 
+TEST_CASE("pointwise rows: short rows with what broadcasts are one run, and keep their bits") {
+  const auto whole = [](const Tensor& t, const IntList& sizes) {
+    return expand(t, sizes).contiguous();
+  };
+  for (const int64_t n : {2, 3, 8, 15, 16, 17, 100, 256, 257}) {
+    CAPTURE(n);
+    for (const IntList& sizes : {IntList{37, n}, {3, 700, n}, {2, 3, 5, n}}) {
+      const auto dims = sizes.size();
+      IntList row = sizes, number = sizes, outer = sizes;
+      number[dims - 1] = 1;
+      for (int d = 0; d + 1 < dims; ++d) row[d] = 1;
+      for (int d = 1; d < dims; ++d) outer[d] = 1;
+      const Tensor x = randn(sizes), w = randn(row), m = randn(number), o = randn(outer);
+      const Tensor wide = randn({numel_of(number), 5});
+      const Tensor apart = wide.select(1, 3).reshape(number);  // Five elements apart.
+      for (const Tensor& other : {w, m, o, apart, m.to(kBFloat16), w.to(kFloat64), m.to(kInt32)}) {
+        CAPTURE(describe(other));
+        const Tensor all = whole(other, sizes);
+        check_same(x - other, x - all);
+        check_same(other / x, all / x);
+        check_same(x > other, x > all);
+        check_same(where(other > 0.0, x, other), where(all > 0.0, x, all));
+        check_same((x > 0.0) | (other > 0.0), (x > 0.0) | (all > 0.0));
+        check_same(x.clone().mul_(other), x.clone().mul_(all));
+        check_same(m + other * w, whole(m, sizes) + all * whole(w, sizes));
+      }
+      const Tensor y = x.clone(), first = y.narrow(-1, 0, 1);
+      check_same(y.sub_(first), x - whole(x.narrow(-1, 0, 1).contiguous(), sizes));
+    }
+  }
+}
+
 TEST_CASE("pointwise rows: every size, empty and 0-d tensors") {
   for (const OpDef* op : rows_of(OpKind::Pointwise)) {
     CAPTURE(std::string(op->name));

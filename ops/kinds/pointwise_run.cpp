@@ -121,6 +121,12 @@ class Rows {
       at[k] = reinterpret_cast<char*>(&place);
     }
   }
+  /// `rows` further, all but the last of which are of the last outer dim's.
+  void skip(int64_t rows) {
+    index_[outer_ - 1] += rows - 1;
+    for (int k = 0; k < it_.count(); ++k) at[k] += (rows - 1) * bytes_[outer_ - 1][k];
+    next();
+  }
   void next() {
     const int n = it_.count();
     for (int d = outer_ - 1; d >= 0; --d) {
@@ -241,6 +247,90 @@ void run_rows(const Iteration& it, int64_t begin, int64_t end, int64_t first, in
     run_inner(it, rows.at, n, tile, way, buf);
 }
 
+// Rows so short that what happens between them counts, one after the other in all that is written:
+// many are one run, for which what broadcasts is laid out: a row that they share again and again, a
+// number of each as often as it has elements.
+constexpr int64_t kShortRow = kTile / 2;
+enum class Short : uint8_t { Direct, Number, Tile, Repeated, Expanded };
+using Laid = char[(kTile + vx::lanes) * 8];
+
+bool choose_short(const Iteration& it, Short* way) {
+  const int inner = it.ndim - 1;
+  const int64_t n = it.size[inner];
+  if (inner == 0 || n > kShortRow || it.info->integers) return false;
+  for (int k = 0; k < it.count(); ++k) {
+    const PointwiseOperand& o = it.operands[k];
+    const int64_t along = o.stride[inner], down = o.stride[inner - 1];
+    const bool flat = along == 1 && down == n;
+    if (!flat && (k < it.n_out || (!o.number && along != 0 && (along != 1 || down != 0))))
+      return false;
+    way[k] = o.number     ? Short::Number
+             : flat       ? o.dtype == it.loop_type(k) ? Short::Direct : Short::Tile
+             : along == 0 ? Short::Expanded
+                          : Short::Repeated;
+  }
+  return true;
+}
+
+// The numbers, each n times. A vector is written for each or more, the last one beyond the end.
+template <class T> void expand(char* to, const char* numbers, int64_t rows, int64_t n) {
+  T* p = reinterpret_cast<T*>(to);
+  const T* x = reinterpret_cast<const T*>(numbers);
+  for (int64_t r = 0; r < rows; ++r, p += n) {
+    const auto all = vx::splat(x[r]);
+    for (int64_t i = 0; i < n; i += vx::lanes) vx::store(p + i, all);
+  }
+}
+// Of operand k, whose first address is `from`, so many rows as the loop takes them.
+void lay_out(const Iteration& it, int k, Short way, const char* from, char* to, int64_t rows) {
+  const PointwiseOperand& o = it.operands[k];
+  const DType t = it.loop_type(k);
+  const int inner = it.ndim - 1;
+  const int64_t n = it.size[inner], item = static_cast<int64_t>(itemsize(t));
+  if (way == Short::Repeated) {
+    load_tile(t, to, o.dtype, from, 1, n);
+    for (int64_t have = n; have < rows * n; have *= 2)
+      std::memcpy(to + have * item, to,
+                  static_cast<size_t>(std::min(have, rows * n - have) * item));
+    return;
+  }
+  alignas(64) Buffer numbers;
+  load_tile(t, numbers, o.dtype, from, o.stride[inner - 1], rows);
+  const auto all = item == 1 ? expand<unsigned char> : item == 4 ? expand<int> : expand<long>;
+  all(to, numbers, rows, n);
+}
+
+void run_short(const Iteration& it, const Short* way, int64_t begin, int64_t end) {
+  const int64_t n = it.size[it.ndim - 1], outer = it.size[it.ndim - 2], most = kTile / n;
+  alignas(64) Laid laid[kMost];  // Uninitialised: only touched parts cost.
+  Rows rows(it, begin, 0);
+  char* out[kMaxOutputs];
+  const char* in[kMaxOperands];
+  int64_t step[kMaxOperands];
+  for (int64_t row = begin, height; row < end; row += height, rows.skip(height)) {
+    height = std::min({most, end - row, outer - row % outer});
+    const bool anew = row == begin || row % outer == 0;
+    for (int k = 0; k < it.count(); ++k) {
+      char* const use = way[k] <= Short::Number ? rows.at[k] : laid[k];
+      if (k < it.n_out) {
+        out[k] = use;
+        continue;
+      }
+      in[k - it.n_out] = use;
+      step[k - it.n_out] = way[k] != Short::Number;
+      if (way[k] == Short::Tile)
+        load_tile(it.loop_type(k), laid[k], it.operands[k].dtype, rows.at[k], 1, height * n);
+      else if (way[k] == Short::Expanded || (way[k] == Short::Repeated && anew))
+        lay_out(it, k, way[k], rows.at[k], laid[k], std::min(most, outer - row % outer));
+    }
+    it.loop(out, in, step, height * n);
+    for (int k = 0; k < it.n_out; ++k) {
+      if (way[k] == Short::Tile)
+        store_tile(it.operands[k].dtype, rows.at[k], 1, it.loop_type(k), laid[k], height * n);
+    }
+  }
+}
+
 // What the loop takes in memory: bytes as they are, if all are of one dtype.
 DType loop_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
@@ -312,8 +402,12 @@ void pointwise_run(OpCall& c) {
   if (it.ndim == 1) {
     return parallel_for(n, kGrain, [&](int64_t b, int64_t e) { run_rows(it, 0, 1, b, e - b); });
   }
+  Short way[kMost];
+  const bool in_short = !across && choose_short(it, way);
   parallel_for(it.numel / n, std::max<int64_t>(1, kGrain / n), [&](int64_t b, int64_t e) {
-    across ? run_across(it, b, e, n) : run_rows(it, b, e, 0, n);
+    across     ? run_across(it, b, e, n)
+    : in_short ? run_short(it, way, b, e)
+               : run_rows(it, b, e, 0, n);
   });
 }
 

@@ -100,9 +100,9 @@ std::vector<CpuArgument> cpu_arguments(const Program& p) {
 }
 
 CpuKernel cpu_kernel(const Program& p) {
-  if (!p.row) return Text(p).run();
-  if (p.row == p.space.numel()) return cpu_whole(p);
-  return lie_together(p) ? cpu_together(p) : cpu_rows(p);
+  if (p.row && p.row == p.space.numel()) return cpu_whole(p);
+  if (lie_together(p)) return cpu_together(p);
+  return p.row ? cpu_rows(p) : Text(p).run();
 }
 
 }  // namespace brrr::program

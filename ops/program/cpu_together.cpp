@@ -1,11 +1,14 @@
 // The CPU's kernel of a program whose rows are so short that a vector holds several: a walk over
-// elements, in which a fold ends where a row does. Numbers of a row are in all of its lanes.
+// elements, in which a fold ends where a row does. Numbers of a row are in all of its lanes. What
+// folds nothing, but has numbers or elements that rows share, may have such rows as well.
 #include "ops/program/cpu_text.h"
 #include "ops/vocabulary/vec_fold.h"
 
 namespace brrr::program {
 
 namespace {
+
+int64_t row_of(const Program& p) { return p.row ? p.row : p.space.size[p.space.ndim - 1]; }
 
 // What a window has in memory: a number for all, a row that all share, a number of each row,
 // elements; or these lie apart.
@@ -17,7 +20,7 @@ Lies lies(const Program& p, const Window& w) {
   const bool numbers = inner == 0 && !w.index;
   if (inner <= 1 && !w.index && !w.varies(last)) return numbers ? Lies::One : Lies::Row;
   bool dense = inner == 1 || numbers;
-  int64_t next = numbers ? 1 : p.row;
+  int64_t next = numbers ? 1 : row_of(p);
   for (int d = last; d-- > 0; next *= p.space.size[d])
     dense &= w.stride[d] == next || p.space.size[d] == 1;
   return !dense ? Lies::Apart : numbers ? Lies::Numbers : Lies::Elements;
@@ -40,7 +43,7 @@ Program flat(const Program& p) {
 
 class Together : public CpuText {
  public:
-  Together(const Program& p, const Program& flat) : CpuText(flat), rows_(p) {}
+  Together(const Program& p, const Program& flat) : CpuText(flat), rows_(p), row_(row_of(p)) {}
 
   CpuKernel run() {
     const int64_t numel = size_[0];
@@ -67,21 +70,21 @@ class Together : public CpuText {
     const bool memory = s.kind == Statement::Load || s.kind == Statement::Store;
     const Lies where = memory ? lies(rows_, rows_.window(s)) : Lies::Nowhere;
     if (where == Lies::Row) {
-      const std::string row = fmt::format("load_n(p{}, {})", s.which, p_.row);
-      return fmt::format("const auto {} = shuffle<Place<{}>>({})", name(id, u), p_.row,
+      const std::string row = fmt::format("load_n(p{}, {})", s.which, row_);
+      return fmt::format("const auto {} = shuffle<Place<{}>>({})", name(id, u), row_,
                          from_memory(window(s).dtype, row));
     }
     if (where == Lies::Numbers) {
       const std::string count = tail ? "n" : "16";
-      const std::string at = fmt::format("p{} + (i{}) / {}", s.which,
-                                         tail ? "" : fmt::format(" + {}", 16 * u), p_.row);
+      const std::string at =
+          fmt::format("p{} + (i{}) / {}", s.which, tail ? "" : fmt::format(" + {}", 16 * u), row_);
       if (s.kind == Statement::Store) {
-        const std::string first = fmt::format("first_of_each<{}>({})", p_.row, name(s.args[0], u));
-        return fmt::format("store_each<{}>({}, {}, {})", p_.row, at,
+        const std::string first = fmt::format("first_of_each<{}>({})", row_, name(s.args[0], u));
+        return fmt::format("store_each<{}>({}, {}, {})", row_, at,
                            to_memory(window(s).dtype, first), count);
       }
-      const std::string some = fmt::format("load_n({}, {} / {})", at, count, p_.row);
-      return fmt::format("const auto {} = for_each<{}>({})", name(id, u), p_.row,
+      const std::string some = fmt::format("load_n({}, {} / {})", at, count, row_);
+      return fmt::format("const auto {} = for_each<{}>({})", name(id, u), row_,
                          from_memory(window(s).dtype, some));
     }
     if (s.kind == Statement::Fold) {
@@ -96,16 +99,18 @@ class Together : public CpuText {
         fmt::format("BRRR_VX {0} $0({0} v, {0} init) {{\n"
                     "const auto op = [](auto x, auto y) {{ return {1}; }};\n"
                     "return shuffle<Begin<{2}>>(reduce_each<{2}>(op(init, v), op));\n}}\n",
-                    vector(id), combined(id, "(x)", "(y)"), p_.row));
+                    vector(id), combined(id, "(x)", "(y)"), row_));
   }
 
   const Program& rows_;  // As it was.
+  const int64_t row_;
 };
 
 }  // namespace
 
 bool lie_together(const Program& p) {
-  const bool several = p.row > 1 && vx::lie_together(p.space.numel() / p.row, p.row);
+  const int64_t row = row_of(p);
+  const bool several = p.space.ndim > 1 && row > 1 && vx::lie_together(p.space.numel() / row, row);
   return several &&
          std::ranges::none_of(p.statements,
                               [](const Statement& s) {
