@@ -82,6 +82,18 @@ TEST_CASE("row fusion: rows of which a vector holds several") {
   }
 }
 
+TEST_CASE("row fusion: short rows without folds, with what they share and numbers of each") {
+  const test::TempCache cache;
+  for (const int64_t n : {2, 3, 10}) {
+    CAPTURE(n);
+    const DType t = n == 10 ? kBFloat16 : kFloat32;
+    const Tensor x = randn({7, 13, n}).to(t), w = randn({n}).to(t), b = randn({n}).to(t);
+    const Tensor m = randn({7, 13, 1}).to(t);
+    CHECK(kernels([&] { return Tensors{where(x > b, x * w, b), x > w}; }) == 1);
+    CHECK(kernels([&] { return Tensors{(x - m) * w + b}; }) == 1);
+  }
+}
+
 TEST_CASE("row fusion: gradients, with those of weights, are one kernel") {
   const test::TempCache cache;
   for (const IntList& sizes : {IntList{9, 11}, {64, 64}, {130, 65}, {200, 48}, {3, 50, 32}}) {

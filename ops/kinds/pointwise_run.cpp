@@ -96,60 +96,6 @@ int64_t choose_ways(const Iteration& it, Way* way) {
   return most;
 }
 
-// Walks the outer dims; `at` has the operands' addresses in the row, or of their vx::Line, from its
-// element `first` on.
-class Rows {
- public:
-  Rows(const Iteration& it, int64_t row, int64_t first)
-      : it_(it), outer_(it.ndim - 1), first_made_(it.count() - it.info->n_made) {
-    for (int d = outer_ - 1; d >= 0; --d) {
-      index_[d] = row % it.size[d];
-      row /= it.size[d];
-    }
-    for (int k = 0; k < it.count(); ++k) {
-      const PointwiseOperand& o = it.operands[k];
-      const int64_t item = o.made ? 0 : o.item();
-      int64_t element = first * o.stride[outer_];
-      for (int d = 0; d < outer_; ++d) {
-        bytes_[d][k] = o.stride[d] * item;
-        element += index_[d] * o.stride[d];
-      }
-      at[k] = o.base + element * item;
-      if (!o.made) continue;
-      vx::Line& place = places_[k - first_made_];
-      place = {element, o.stride[outer_]};
-      at[k] = reinterpret_cast<char*>(&place);
-    }
-  }
-  /// `rows` further, all but the last of which are of the last outer dim's.
-  void skip(int64_t rows) {
-    index_[outer_ - 1] += rows - 1;
-    for (int k = 0; k < it_.count(); ++k) at[k] += (rows - 1) * bytes_[outer_ - 1][k];
-    next();
-  }
-  void next() {
-    const int n = it_.count();
-    for (int d = outer_ - 1; d >= 0; --d) {
-      const int64_t* bytes = bytes_[d];
-      const bool on = ++index_[d] < it_.size[d];
-      const int64_t steps = on ? 1 : 1 - it_.size[d];
-      for (int k = 0; k < n; ++k) at[k] += steps * bytes[k];
-      for (int k = first_made_; k < n; ++k) {
-        places_[k - first_made_].first += steps * it_.operands[k].stride[d];
-      }
-      if (on) return;
-      index_[d] = 0;
-    }
-  }
-  char* at[kMost];
-
- private:
-  const Iteration& it_;
-  int outer_, first_made_;
-  vx::Line places_[kMaxMade];
-  int64_t index_[kMaxDims], bytes_[kMaxDims][kMost];
-};
-
 // Of an operand that lies across the walk, elements side by side belong to rows one after the
 // other. They are read a line of a cache at a time, for as many rows at once; for more where rows
 // are short. (Of bytes a line has more than that, and is there for the next rows as well.)
@@ -201,7 +147,7 @@ void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
   }
   const int64_t most = (flat && tiles ? kTile : kAcrossBlock) / pitch;
   alignas(64) Buffer buf[kMost];
-  Rows rows(it, begin, 0);
+  PointwiseRows rows(it, begin, 0);
   for (int64_t row = begin, height; row < end; row += height) {
     height = std::min({most, end - row, it.size[inner - 1] - row % it.size[inner - 1]});
     for (int64_t i = 0; i < n; i += kAcrossWidth) {
@@ -231,7 +177,7 @@ void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
 void run_rows(const Iteration& it, int64_t begin, int64_t end, int64_t first, int64_t n) {
   Way way[kMost];
   const int64_t tile = std::min(choose_ways(it, way), n);
-  Rows rows(it, begin, first);
+  PointwiseRows rows(it, begin, first);
   const auto as_it_is = [](Way w) { return w <= Way::Number || w == Way::Made; };
   if (tile == n && std::all_of(way, way + it.count(), as_it_is)) {
     // The heads of an attention have rows of 16 elements: what happens between rows counts.
@@ -303,7 +249,7 @@ void lay_out(const Iteration& it, int k, Short way, const char* from, char* to, 
 void run_short(const Iteration& it, const Short* way, int64_t begin, int64_t end) {
   const int64_t n = it.size[it.ndim - 1], outer = it.size[it.ndim - 2], most = kTile / n;
   alignas(64) Laid laid[kMost];  // Uninitialised: only touched parts cost.
-  Rows rows(it, begin, 0);
+  PointwiseRows rows(it, begin, 0);
   char* out[kMaxOutputs];
   const char* in[kMaxOperands];
   int64_t step[kMaxOperands];

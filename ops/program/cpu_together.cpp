@@ -1,6 +1,8 @@
 // The CPU's kernel of a program whose rows are so short that a vector holds several: a walk over
 // elements, in which a fold ends where a row does. Numbers of a row are in all of its lanes. What
-// folds nothing, but has numbers or elements that rows share, may have such rows as well.
+// folds nothing, but has numbers or elements that rows share, may have such rows as well; without
+// numbers they may be of any length below a vector's: what rows share is read from a copy that has
+// its begin behind it once more.
 #include "ops/program/cpu_text.h"
 #include "ops/vocabulary/vec_fold.h"
 
@@ -35,7 +37,8 @@ Program flat(const Program& p) {
     f.windows[w].stride[0] = lies(p, p.windows[w]) == Lies::Elements;
   }
   for (Statement& s : f.statements) {
-    const bool shared = s.kind == Statement::Load && lies(p, p.window(s)) == Lies::Row;
+    const bool shared = vx::lanes % row_of(p) == 0 && s.kind == Statement::Load &&
+                        lies(p, p.window(s)) == Lies::Row;
     if (s.varies != Statement::Never) s.varies = shared ? Statement::Never : Statement::InRow;
   }
   return f;
@@ -55,6 +58,7 @@ class Together : public CpuText {
         "const long begin = 16 * first, end = 16 * last < {0} ? 16 * last : {0};\n",
         numel);
     pointers();
+    if (turns()) copy_rows();
     emit(all(Statement::Never), 1, false);
     const std::vector<int> elements = all(Statement::InRow);
     loops(elements, "begin", "end", choose_unroll(elements));
@@ -65,10 +69,28 @@ class Together : public CpuText {
   }
 
  private:
+  // Vectors begin at different places of their rows.
+  bool turns() const { return vx::lanes % row_ != 0; }
+  void copy_rows() {
+    for (int w = 0; w < windows(); ++w) {
+      if (lies(rows_, rows_.window(w)) != Lies::Row) continue;
+      print("{0} b{1}[{2}];\nfor (long k = 0; k < {2}; ++k) b{1}[k] = p{1}[k % {3}];\n", memory(w),
+            w, row_ + vx::lanes, row_);
+    }
+  }
+  void at_body(int unroll) override {
+    for (int u = 0; turns() && u < unroll; ++u)
+      print("const long at{} = (i + {}) % {};\n", u, 16 * u, row_);
+  }
   std::string line(int id, int u, bool tail) override {
     const Statement& s = at(id);
     const bool memory = s.kind == Statement::Load || s.kind == Statement::Store;
     const Lies where = memory ? lies(rows_, rows_.window(s)) : Lies::Nowhere;
+    if (where == Lies::Row && turns()) {
+      const std::string at = tail ? fmt::format("i % {}", row_) : fmt::format("at{}", u);
+      return fmt::format("const auto {} = {}", name(id, u),
+                         from_memory(window(s).dtype, fmt::format("load(b{} + {})", s.which, at)));
+    }
     if (where == Lies::Row) {
       const std::string row = fmt::format("load_n(p{}, {})", s.which, row_);
       return fmt::format("const auto {} = shuffle<Place<{}>>({})", name(id, u), row_,
@@ -109,17 +131,17 @@ class Together : public CpuText {
 }  // namespace
 
 bool lie_together(const Program& p) {
-  const int64_t row = row_of(p);
-  const bool several = p.space.ndim > 1 && row > 1 && vx::lie_together(p.space.numel() / row, row);
-  return several &&
-         std::ranges::none_of(p.statements,
-                              [](const Statement& s) {
-                                return s.kind == Statement::FoldRows ||
-                                       s.kind == Statement::Total || reads_id(s);
-                              }) &&
-         std::ranges::none_of(p.windows, [&](const Window& w) {
+  const int64_t row = row_of(p), rows = p.space.numel() / row;
+  const bool several = row > 1 && vx::lie_together(rows, row);
+  const bool turn = !p.row && row > 1 && row < vx::lanes && rows >= vx::lanes;
+  if (p.space.ndim < 2 || !(several || turn)) return false;
+  const bool rows_alone = std::ranges::none_of(p.statements, [](const Statement& s) {
+    return s.kind == Statement::FoldRows || s.kind == Statement::Total || reads_id(s);
+  });
+  return rows_alone && std::ranges::none_of(p.windows, [&](const Window& w) {
            const Lies where = lies(p, w);
-           return where == Lies::Apart || (w.stored && where < Lies::Numbers);
+           return where == Lies::Apart || (w.stored && where < Lies::Numbers) ||
+                  (where == Lies::Numbers && !several);
          });
 }
 
