@@ -1,5 +1,7 @@
 // Reductions and row ops share kernels with what stands around them, with eager's bits.
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "brrr.h"
 #include "tests/kernels.h"
@@ -92,6 +94,29 @@ TEST_CASE("row fusion: short rows without folds, with what they share and number
     CHECK(kernels([&] { return Tensors{where(x > b, x * w, b), x > w}; }) == 1);
     CHECK(kernels([&] { return Tensors{(x - m) * w + b}; }) == 1);
   }
+}
+
+TEST_CASE("row fusion: nothing is read beyond the end of what rows share") {
+  const test::TempCache cache;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const two =
+      mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(two != MAP_FAILED);
+  char* const end = static_cast<char*>(two) + page;
+  REQUIRE(mprotect(end, page, PROT_NONE) == 0);
+  for (const DType t : {kFloat32, kInt32, kFloat64, kInt64, kBFloat16, kUInt8}) {
+    for (const int64_t n : {2, 3, 4, 8, 10}) {
+      CAPTURE(n);
+      CAPTURE(t);
+      const auto bytes = n * static_cast<int64_t>(itemsize(t));
+      Tensor w = from_blob(static_cast<void*>(end - bytes), {n}, t, false);
+      w.copy_(randint(1, 5, {n}).to(t));
+      const Tensor x = randint(0, 9, {50, n}).to(t);
+      CHECK(kernels([&] { return Tensors{where(x > w, x * w, w)}; }) == 1);
+      if (is_floating(t)) CHECK(kernels([&] { return Tensors{softmax(x * w, -1)}; }) <= 2);
+    }
+  }
+  munmap(two, 2 * page);
 }
 
 TEST_CASE("row fusion: gradients, with those of weights, are one kernel") {

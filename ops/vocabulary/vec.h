@@ -103,6 +103,15 @@ template <class F, class... V> BRRR_VX f32 by_halves(F f, V... v) {
 // Lanes i < n of eight as a mask.
 BRRR_VX i32x8 first_lanes8(int n) { return (i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n); }
 
+#ifdef __AVX512F__
+// The first n lanes of sixteen. They are hidden from g++ 12, which reads a whole vector, beyond the
+// end of memory, where it sees that nobody looks at the lanes that a constant mask leaves out.
+BRRR_VX unsigned short first_bits(int n) {
+  unsigned bits = (1u << n) - 1u;
+  __asm__("" : "+r"(bits));
+  return static_cast<unsigned short>(bits);
+}
+#endif
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 typedef char i8x16 __attribute__((vector_size(16)));
 typedef short i16x16 __attribute__((vector_size(32)));
@@ -114,8 +123,6 @@ typedef i16x16 Masked2;
 typedef char Masked1;
 typedef short Masked2;
 #endif
-// The first n lanes of sixteen.
-BRRR_VX unsigned short first_bits(int n) { return static_cast<unsigned short>((1u << n) - 1u); }
 #endif
 
 // The first n elements; the rest of the vector is zero and its memory is not touched.
@@ -138,8 +145,7 @@ template <class V, class T> BRRR_VX V load_first(const T* p, int n) {
 #endif
 #ifdef __AVX512F__
   if constexpr (sizeof(T) == 4) {
-    auto mask = static_cast<unsigned short>((1u << n) - 1u);
-    return (V)__builtin_ia32_loaddqusi512_mask((const int*)p, (i32)r, mask);
+    return (V)__builtin_ia32_loaddqusi512_mask((const int*)p, (i32)r, first_bits(n));
   }
 #elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) {
@@ -178,8 +184,7 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
 #endif
 #ifdef __AVX512F__
   if constexpr (sizeof(T) == 4) {
-    auto mask = static_cast<unsigned short>((1u << n) - 1u);
-    return __builtin_ia32_storedqusi512_mask((int*)p, (i32)v, mask);
+    return __builtin_ia32_storedqusi512_mask((int*)p, (i32)v, first_bits(n));
   }
 #elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) {
