@@ -33,6 +33,7 @@ struct Rows {
   bool operator==(const Rows&) const = default;
 };
 
+// `apart`: short ones cannot lie together.
 Rows if_worth_it(const Rows& is, int64_t longest, bool apart = false) {
   const bool together = !apart && vx::lie_together(is.rows, is.n);
   const bool fits = is.n >= (together ? kShortestTogether : kShortestRow) && is.n <= longest &&

@@ -152,7 +152,7 @@ constexpr auto kAddBlocks = reduce_columns<decltype([] { return 0.0; }), Keep, l
 // A kernel takes each step for several rows, because one short row's steps wait for each other;
 // what it reads and writes of them has to stay in a first-level cache.
 constexpr int64_t kBlockBytes = 32 << 10;
-constexpr int64_t kTogetherBlock = 256;  // Nothing is left for a second step.
+constexpr int64_t kTogetherBlock = 256;  // They are done in registers, whatever their number.
 int64_t row_block(const OpCall& c, const RowShape& s, DType compute) {
   const RowInfo& info = info_of(c);
   int64_t own = 0, shared = columns_of(info, c);  // What has elements, of a row or for all.

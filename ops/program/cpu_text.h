@@ -118,11 +118,12 @@ class CpuText : protected Printer {
   std::vector<std::string> addressed_;  // Pointers of the body that is printed.
 };
 
-/// The kernel of a program with rows: cpu_rows.cpp; with rows of which a vector holds several:
-/// cpu_together.cpp; with one: cpu_whole.cpp.
+/// The kernel of a program with rows: cpu_rows.cpp; with one: cpu_whole.cpp.
 CpuKernel cpu_rows(const Program& p);
+CpuKernel cpu_whole(const Program& p);
+/// Whether its rows are shorter than a vector and lie so that a walk over elements takes them
+/// together, and the kernel that does: cpu_together.cpp.
 bool lie_together(const Program& p);
 CpuKernel cpu_together(const Program& p);
-CpuKernel cpu_whole(const Program& p);
 
 }  // namespace brrr::program

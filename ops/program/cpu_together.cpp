@@ -11,6 +11,8 @@ namespace brrr::program {
 namespace {
 
 int64_t row_of(const Program& p) { return p.row ? p.row : p.space.size[p.space.ndim - 1]; }
+// Whether vectors begin at different places of their rows.
+bool turns(int64_t row) { return vx::lanes % row != 0; }
 
 // What a window has in memory: a number for all, a row that all share, a number of each row,
 // elements; or these lie apart.
@@ -37,8 +39,8 @@ Program flat(const Program& p) {
     f.windows[w].stride[0] = lies(p, p.windows[w]) == Lies::Elements;
   }
   for (Statement& s : f.statements) {
-    const bool shared = vx::lanes % row_of(p) == 0 && s.kind == Statement::Load &&
-                        lies(p, p.window(s)) == Lies::Row;
+    const bool shared =
+        !turns(row_of(p)) && s.kind == Statement::Load && lies(p, p.window(s)) == Lies::Row;
     if (s.varies != Statement::Never) s.varies = shared ? Statement::Never : Statement::InRow;
   }
   return f;
@@ -58,7 +60,7 @@ class Together : public CpuText {
         "const long begin = 16 * first, end = 16 * last < {0} ? 16 * last : {0};\n",
         numel);
     pointers();
-    if (turns()) copy_rows();
+    if (turns(row_)) copy_rows();
     emit(all(Statement::Never), 1, false);
     const std::vector<int> elements = all(Statement::InRow);
     loops(elements, "begin", "end", choose_unroll(elements));
@@ -69,8 +71,7 @@ class Together : public CpuText {
   }
 
  private:
-  // Vectors begin at different places of their rows.
-  bool turns() const { return vx::lanes % row_ != 0; }
+  // What rows share, once and as far again as a vector that begins at its last element reaches.
   void copy_rows() {
     for (int w = 0; w < windows(); ++w) {
       if (lies(rows_, rows_.window(w)) != Lies::Row) continue;
@@ -79,14 +80,14 @@ class Together : public CpuText {
     }
   }
   void at_body(int unroll) override {
-    for (int u = 0; turns() && u < unroll; ++u)
+    for (int u = 0; turns(row_) && u < unroll; ++u)
       print("const long at{} = (i + {}) % {};\n", u, 16 * u, row_);
   }
   std::string line(int id, int u, bool tail) override {
     const Statement& s = at(id);
     const bool memory = s.kind == Statement::Load || s.kind == Statement::Store;
     const Lies where = memory ? lies(rows_, rows_.window(s)) : Lies::Nowhere;
-    if (where == Lies::Row && turns()) {
+    if (where == Lies::Row && turns(row_)) {
       const std::string at = tail ? fmt::format("i % {}", row_) : fmt::format("at{}", u);
       return fmt::format("const auto {} = {}", name(id, u),
                          from_memory(window(s).dtype, fmt::format("load(b{} + {})", s.which, at)));
@@ -133,8 +134,9 @@ class Together : public CpuText {
 bool lie_together(const Program& p) {
   const int64_t row = row_of(p), rows = p.space.numel() / row;
   const bool several = row > 1 && vx::lie_together(rows, row);
-  const bool turn = !p.row && row > 1 && row < vx::lanes && rows >= vx::lanes;
-  if (p.space.ndim < 2 || !(several || turn)) return false;
+  // A copy of a row is worth it for some rows at least.
+  const bool any_length = !p.row && row > 1 && row < vx::lanes && rows >= vx::lanes;
+  if (p.space.ndim < 2 || !(several || any_length)) return false;
   const bool rows_alone = std::ranges::none_of(p.statements, [](const Statement& s) {
     return s.kind == Statement::FoldRows || s.kind == Statement::Total || reads_id(s);
   });
