@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/vocabulary/gemm_tile.h"
+#include "ops/vocabulary/transpose.h"
 
 namespace brrr::cpu {
 

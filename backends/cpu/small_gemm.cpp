@@ -7,6 +7,7 @@
 
 #include "backends/cpu/pool.h"
 #include "ops/vocabulary/gemm_tile.h"
+#include "ops/vocabulary/transpose.h"
 
 namespace brrr::cpu {
 

@@ -68,7 +68,7 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
              .scratch = pointwise_scratch,
              .pointwise = &info}),
       info(i) {
-  for (DType t : {kFloat32, kFloat64, kInt64, kInt32, kUInt8, kBool}) {
+  for (DType t : {kFloat32, kFloat64, kInt64, kInt32, kUInt8, kBool, kBFloat16, kFloat16}) {
     if (n_out > 1 || i.n_made) continue;
     if (t == kBool && i.traits.no_bool) continue;
     if (i.traits.wide && t != kFloat64 && t != kInt64) continue;

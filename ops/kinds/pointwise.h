@@ -40,6 +40,7 @@ struct PointwiseTraits {
   const char* no_bool = nullptr;  ///< Bool tensors are refused, with this mend.
   uint32_t condition = 0;         ///< Operands that take no part in promotion.
   bool wide = false;              ///< Is computed in float64, or int64.
+  bool moves = false;             ///< The result is the operand itself.
   double lo = -2.0, hi = 2.0;     ///< Where tests sample the operands.
   /// See OpSpec::check_values: of what the row takes to be m::checked().
   void (*check)(const OpCall&) = nullptr;
@@ -127,6 +128,7 @@ PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
     set(kInt32, pointwise_loop<F, vx::i32, O>);
     set(kUInt8, pointwise_loop<F, vx::i32, O, uint8_t>);
     set(kBool, pointwise_loop<F, vx::i32, O, bool>);
+    if (traits.moves) set(kBFloat16, move_16bits), set(kFloat16, move_16bits);
   }
   std::copy_n(O::Kinds::place, info.n_made, info.place);
   [&]<class... R>(std::type_identity<std::tuple<R...>>) {

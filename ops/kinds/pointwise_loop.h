@@ -2,6 +2,7 @@
 // What a pointwise row's lambda takes and gives, and the loop over vectors that it becomes on a
 // CPU.
 
+#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -253,6 +254,17 @@ void pointwise_loop(char* const* out, const char* const* in, const int64_t* step
     pointwise_places<F, V, S, O, true>(out, in, step, n);
   else
     pointwise_places<F, V, S, O, false>(out, in, step, n);
+}
+
+/// The same of elements of 16 bits that stay what they are.
+inline void move_16bits(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
+  auto* to = reinterpret_cast<uint16_t*>(*out);
+  const auto* from = reinterpret_cast<const uint16_t*>(*in);
+  if (*step) return (void)std::memcpy(to, from, static_cast<size_t>(n) * sizeof *to);
+  const vx::u16 all = vx::splat(*from);
+  int64_t i = 0;
+  for (; i + vx::lanes <= n; i += vx::lanes) vx::store(to + i, all);
+  if (i < n) vx::store_n(to + i, all, static_cast<int>(n - i));
 }
 
 }  // namespace brrr

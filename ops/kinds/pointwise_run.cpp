@@ -24,9 +24,17 @@ using Buffer = char[kTile * 8];
 using Splat = char[16 * 8];
 
 void load_splat(DType ct, char* to, DType from, const char* src) {
-  load_tile(ct, to, from, src, 0, 1);
+  if (itemsize(ct) == 2 && from != ct) {  // A number.
+    float x;
+    load_tile(kFloat32, &x, from, src, 0, 1);
+    store_tile(ct, to, 1, kFloat32, &x, 1);
+  } else {
+    load_tile(ct, to, from, src, 0, 1);
+  }
   if (itemsize(ct) == 1)
     std::memset(to, *to, 16);
+  else if (itemsize(ct) == 2)
+    vx::store(reinterpret_cast<uint16_t*>(to), vx::splat(*reinterpret_cast<uint16_t*>(to)));
   else if (itemsize(ct) == 4)
     vx::store(reinterpret_cast<int*>(to), vx::splat(*reinterpret_cast<int*>(to)));
   else
@@ -98,12 +106,12 @@ int64_t choose_ways(const Iteration& it, Way* way) {
 
 // Of an operand that lies across the walk, elements side by side belong to rows one after the
 // other. They are read a line of a cache at a time, for as many rows at once; for more where rows
-// are short. (Of bytes a line has more than that, and is there for the next rows as well.)
+// are short.
 constexpr int kMostAcross = 4;
 
 bool lies_across(const Iteration& it, int k, int dim) {
   const PointwiseOperand& o = it.operands[k];
-  return k >= it.n_out && !o.number && !o.made && itemsize(o.dtype) > 1 && o.stride[dim] == 1 &&
+  return k >= it.n_out && !o.number && !o.made && o.stride[dim] == 1 &&
          it.size[dim] >= kAcrossRows && o.stride[it.ndim - 1] >= kAcrossApart;
 }
 
@@ -169,7 +177,7 @@ void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
         run_inner(it, at, together, together, way, buf);
       }
     }
-    for (int64_t r = 0; r < height; ++r) rows.next();
+    rows.skip(height);
   }
 }
 
@@ -242,7 +250,10 @@ void lay_out(const Iteration& it, int k, Short way, const char* from, char* to, 
   }
   alignas(64) Buffer numbers;
   load_tile(t, numbers, o.dtype, from, o.stride[inner - 1], rows);
-  const auto all = item == 1 ? expand<unsigned char> : item == 4 ? expand<int> : expand<long>;
+  const auto all = item == 1   ? expand<unsigned char>
+                   : item == 2 ? expand<unsigned short>
+                   : item == 4 ? expand<int>
+                               : expand<long>;
   all(to, numbers, rows, n);
 }
 
@@ -277,13 +288,15 @@ void run_short(const Iteration& it, const Short* way, int64_t begin, int64_t end
   }
 }
 
-// What the loop takes in memory: bytes as they are, if all are of one dtype.
+// What the loop takes in memory: narrow elements as they are, if all are of one dtype and the row
+// has a loop for that.
 DType loop_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
   const DType compute = pointwise_compute_dtype(c);
   const TensorImpl* first = c.n_in ? c.in[0] : nullptr;
-  if (!first || itemsize(first->dtype) != 1 || compute != kInt32) return compute;
-  bool same = true;
+  if (!first && info.traits.moves && itemsize(c.out[0].dtype()) == 2) return c.out[0].dtype();
+  if (!first || compute != (itemsize(first->dtype) == 1 ? kInt32 : kFloat32)) return compute;
+  bool same = itemsize(first->dtype) <= 2 && info.loop(first->dtype);
   for (int i = 0; i < c.n_in; ++i) {
     same &= c.in[i] ? c.in[i]->dtype == first->dtype : info.integers >> i & 1;
   }

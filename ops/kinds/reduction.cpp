@@ -123,6 +123,7 @@ constexpr int64_t kGrain = 1 << 17;   // Elements worth a thread: at best 5 us.
 constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the first-level cache.
 constexpr int64_t kShared = 256, kApart = 16;  // Rows so far apart share a few sets of a cache.
 constexpr int64_t kAcrossTile = 32;            // Those that lie along the memory.
+constexpr int64_t kLongRow = 256;              // One is worth a look where it lies.
 constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks for the threads.
 
 // What is reduced, with the CPU's kernels and the addresses of the results.
@@ -167,6 +168,15 @@ struct Tile {
       load_tile(l.compute, data + r * cols * l.width(), l.dtype, from, 1, cols);
     }
   }
+  // Where a part of a row is: in memory, or loaded.
+  const char* part(const Layout& l, int64_t row, int64_t col, int64_t cols) {
+    if (l.folds_in_place()) return l.at(row, col);
+    if (l.elements && l.dtype == l.compute) {
+      if (const char* found = l.elements->find(l.base, row, col, cols)) return found;
+    }
+    load(l, row, 1, col, cols, cols);
+    return data;
+  }
 };
 
 void finish_range(const Layout& l, int64_t begin, int64_t n) {
@@ -186,8 +196,13 @@ void run_rows(const Layout& l, int64_t begin, int64_t n, char* to) {
   const int64_t pitch = !l.across || l.rows % kShared ? l.rows : l.rows + kApart;
   int64_t batch = std::max<int64_t>(1, tile.most / pitch);
   if (batch > kAcrossRows) batch -= batch % kAcrossRows;
+  if (l.rows >= kLongRow && !l.across) batch = 1;
   for (int64_t r = 0; r < n; r += batch) {
     const int64_t m = std::min(batch, n - r);
+    if (m == 1) {
+      l.fold->rows(tile.part(l, begin + r, 0, l.rows), 0, l.rows, 1, to + r * l.width());
+      continue;
+    }
     tile.load(l, begin + r, m, 0, l.rows, pitch);
     l.fold->rows(tile.data, pitch, l.rows, m, to + r * l.width());
   }
@@ -198,20 +213,79 @@ void run_chunks(const Layout& l, int64_t chunks, int64_t begin, int64_t end, cha
   Tile tile(l);
   for (int64_t u = begin, n; u < end; u += n) {
     const int64_t row = u / chunks, chunk = u % chunks, from = chunk * kReduceChunk;
-    n = std::min(end - u, chunks - chunk);
-    const char* p = tile.data;
-    if (l.folds_in_place()) {
-      p = l.at(row, from);
-    } else {
-      n = std::min(n, tile.most / kReduceChunk);
-      const int64_t length = std::min(n * kReduceChunk, l.rows - from);
-      tile.load(l, row, 1, from, length, length);
-    }
+    n = std::min({end - u, chunks - chunk, tile.most / kReduceChunk});
+    const char* p = tile.part(l, row, from, std::min(n * kReduceChunk, l.rows - from));
     for (int64_t i = 0; i < n; ++i, to += l.width()) {
       const int64_t at = i * kReduceChunk, length = std::min(kReduceChunk, l.rows - from - at);
       l.fold->rows(p + at * l.width(), 0, length, 1, to);
     }
   }
+}
+
+// Rows that lie side by side: what a lane of an accumulator takes of all of them is the fold of a
+// few columns, and so is what becomes of the lanes.
+constexpr int64_t kLanes = 4 * vx::lanes, kBesideBytes = 32 << 10, kBesideElements = 2 * kLanes;
+
+// How many are taken together: their accumulators stay in the first-level cache.
+int64_t rows_beside(const Layout& l) {
+  const int64_t most = kBesideBytes / l.width();
+  return std::min(kColumnTile, most / std::min(kLanes, l.rows));
+}
+
+// Elements [from, from + n) of `rows` rows into their lanes.
+void fold_lanes(const Layout& l, int64_t row, int64_t rows, int64_t from, int64_t n, char* lanes) {
+  const auto item = static_cast<int64_t>(itemsize(l.dtype)), line = rows * l.width();
+  const char* p = l.base + (from * l.apart + row) * item;
+  const auto fold = [&](const char* at, int64_t step, int64_t count, bool first) {
+    for (int64_t k = 0; k < std::min(kLanes, count); ++k) {
+      l.fold->columns(at + k * step * l.width(), kLanes * step, (count - k - 1) / kLanes + 1, rows,
+                      first, lanes + k * line);
+    }
+  };
+  if (l.dtype == l.compute) return fold(p, l.apart, n, true);
+  alignas(64) char converted[kBesideBytes * 2];
+  for (int64_t i = 0; i < n; i += kBesideElements) {
+    const int64_t m = std::min(kBesideElements, n - i);
+    for (int64_t k = 0; k < m; ++k) {
+      load_tile(l.compute, converted + k * line, l.dtype, p + (i + k) * l.apart * item, 1, rows);
+    }
+    fold(converted, rows, m, i == 0);
+  }
+}
+
+// to[r * chunks] = chunk `chunk` of row `row` + r, of as many as are taken together.
+void run_beside(const Layout& l, int64_t row, int64_t rows, int64_t chunk, int64_t chunks,
+                char* to) {
+  alignas(64) char lanes[kBesideBytes];
+  const int64_t from = chunk * kReduceChunk, n = std::min(kReduceChunk, l.rows - from);
+  fold_lanes(l, row, rows, from, n, lanes);
+  // Lanes that no element reaches are left out: they would hold an identity.
+  const auto add = [&](int64_t first, int64_t other, int64_t count) {
+    count = std::clamp<int64_t>(n - other, 0, count);
+    if (count == 0) return;
+    const int64_t line = rows * l.width();
+    l.kernels->results.columns(lanes + other * line, 0, 1, count * rows, false,
+                               lanes + first * line);
+  };
+  constexpr int64_t width = vx::lanes;
+  add(0, width, width);
+  add(2 * width, 3 * width, width);
+  add(0, 2 * width, width);
+  for (int64_t by = width / 2; by > 0; by /= 2) add(0, by, by);
+  store_tile(l.compute, to, chunks, l.compute, lanes, rows);
+}
+
+void drive_beside(const Layout& l, int64_t chunks, char* to) {
+  const int64_t most = rows_beside(l), tiles = (l.outer - 1) / most + 1;
+  const int64_t elements = most * std::min(kReduceChunk, l.rows);
+  parallel_for(tiles * chunks, std::max<int64_t>(1, kGrain / elements),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t u = begin; u < end; ++u) {
+                   const int64_t chunk = u % chunks, row = u / chunks * most;
+                   run_beside(l, row, std::min(most, l.outer - row), chunk, chunks,
+                              to + (row * chunks + chunk) * l.width());
+                 }
+               });
 }
 
 // One level of chunks per turn, until a row is a single chunk.
@@ -222,14 +296,23 @@ void drive_rows(Layout& l) {
     previous = std::move(partials);
     partials = raw_empty({l.outer * chunks}, l.compute, Device{});
     char* to = partials.impl()->data();
-    parallel_for(l.outer * chunks, kGrain / kReduceChunk, [&](int64_t begin, int64_t end) {
-      run_chunks(l, chunks, begin, end, to + begin * l.width());
-    });
+    if (l.apart) {
+      drive_beside(l, chunks, to);
+    } else {
+      parallel_for(l.outer * chunks, kGrain / kReduceChunk, [&](int64_t begin, int64_t end) {
+        run_chunks(l, chunks, begin, end, to + begin * l.width());
+      });
+    }
     l.base = to;
     l.dtype = l.compute;
     l.direct = true;
+    l.apart = 0;
     l.rows = l.outer_stride = chunks;
     l.fold = &l.kernels->results;
+  }
+  if (l.apart) {
+    drive_beside(l, 1, l.acc);
+    return finish_range(l, 0, l.outer);
   }
   const int64_t grain = std::max<int64_t>(1, kGrain / l.rows);
   parallel_for(l.outer, grain, [&](int64_t begin, int64_t end) {

@@ -13,7 +13,8 @@ struct Runs {
   int n = 0;
   int64_t size[kMaxDims], stride[kMaxDims];
   bool reduced[kMaxDims];
-  bool direct = true;   // Each run has one stride, the innermost run stride 1.
+  bool merged = true;   // Each run has one stride.
+  bool direct = true;   // And the innermost run stride 1.
   int before_last = 0;  // Dims before the last run.
 };
 
@@ -29,11 +30,11 @@ Runs find_runs(const TensorImpl& x, int64_t mask, const IntList& order) {
       r.stride[r.n] = whole;
       r.reduced[r.n++] = reduced;
     }
-    r.direct &= x.strides[d] >= 0 && r.stride[r.n - 1] == whole;
+    r.merged &= x.strides[d] >= 0 && r.stride[r.n - 1] == whole;
     r.size[r.n - 1] *= x.sizes[d];
     r.stride[r.n - 1] = x.strides[d];
   }
-  r.direct &= r.n == 0 || r.stride[r.n - 1] == 1;
+  r.direct = r.merged && (r.n == 0 || r.stride[r.n - 1] == 1);
   return r;
 }
 
@@ -86,6 +87,7 @@ ReductionLayout::ReductionLayout(const OpCall& c)
   direct = runs.direct;
   across = !order.empty() && x.strides[order.back()] != 1;
   if (direct) return;
+  if (runs.merged && runs.n == 2 && !cols && runs.stride[0] == 1) apart = runs.stride[1];
   elements = std::make_shared<StridedMatrix>(x.dtype, in_order(x.sizes, order),
                                              in_order(x.strides, order), runs.before_last);
 }

@@ -20,6 +20,7 @@ struct ReductionLayout {
   int64_t count;  ///< Elements per output; 0 where the input is empty, and nothing else is set.
   bool direct = true;
   bool across = false;  ///< The innermost elements are not adjacent.
+  int64_t apart = 0;    ///< Of rows that lie side by side: from an element to the next, else 0.
   IntList order;        ///< The input's dims, but for those of size 1, as they are walked.
   /// All elements where they are not direct: outer * rows by cols, or outer by rows.
   std::shared_ptr<const StridedMatrix> elements;

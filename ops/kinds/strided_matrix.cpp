@@ -4,7 +4,7 @@
 
 #include "ops/kinds/merge_dims.h"
 #include "ops/vocabulary/convert.h"
-#include "ops/vocabulary/gemm_tile.h"
+#include "ops/vocabulary/transpose.h"
 
 namespace brrr {
 
@@ -23,7 +23,11 @@ void load_across(DType ct, char* to, int64_t pitch, DType dtype, const char* fro
   const auto turn = [&](const auto* in, auto* out) {
     tile::transpose(in, stride, n, rows, out, pitch, false);
   };
-  if (width == 4)
+  if (width == 1)
+    turn(reinterpret_cast<const uint8_t*>(from), reinterpret_cast<uint8_t*>(to));
+  else if (width == 2)
+    turn(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<uint16_t*>(to));
+  else if (width == 4)
     turn(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
   else
     turn(reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
@@ -48,6 +52,23 @@ StridedMatrix::StridedMatrix(DType dtype, const IntList& sizes, const IntList& s
     r.sizes.push_back(sizes[d]);
     r.strides.push_back(strides[d]);
   }
+  for (int d = cols_.sizes.size() - 1; d >= 0 && cols_.strides[d] == together_; --d) {
+    together_ *= cols_.sizes[d];
+  }
+}
+
+int64_t StridedMatrix::Run::offset(int64_t index) const {
+  int64_t at = 0;
+  for (int d = sizes.size() - 1; d >= 0; --d) {
+    at += index % sizes[d] * strides[d];
+    index /= sizes[d];
+  }
+  return at;
+}
+
+const char* StridedMatrix::find(const char* base, int64_t row, int64_t col, int64_t cols) const {
+  if (col % together_ + cols > together_) return nullptr;
+  return base + (rows_.offset(row) + cols_.offset(col)) * static_cast<int64_t>(itemsize(dtype_));
 }
 
 // The elements [begin, end) of the dims from `dim` on, whose copies are `pitch` apart, as boxes: a
@@ -99,7 +120,7 @@ void StridedMatrix::load(const char* base, DType ct, Box& b, char* to) const {
   if (b.out[b.ndim - 1] != 1) b.dim(1, 1, 1);
   int last = b.ndim - 1, across = -1;
   for (int d = 0; d < last; ++d) {
-    const bool lies_across = b.in[d] == 1 && b.size[d] >= kAcrossRows && item > 1;
+    const bool lies_across = b.in[d] == 1 && b.size[d] >= kAcrossRows;
     if (lies_across && std::abs(b.in[last]) >= kAcrossApart) across = d;
   }
   const int64_t n = b.size[last], stride = b.in[last];

@@ -23,6 +23,8 @@ class StridedMatrix {
   /// to[r * pitch + c] = element (row + r, col + c) of what begins at `base`, in compute type `ct`.
   void load(const char* base, DType ct, int64_t row, int64_t rows, int64_t col, int64_t cols,
             char* to, int64_t pitch) const;
+  /// Where columns [col, col + cols) of a row lie, or null where they do not side by side.
+  const char* find(const char* base, int64_t row, int64_t col, int64_t cols) const;
 
  private:
   struct Box;
@@ -30,11 +32,13 @@ class StridedMatrix {
     IntList sizes, strides;
     template <class F>
     void boxes(int dim, int64_t begin, int64_t end, int64_t pitch, Box box, const F& f) const;
+    int64_t offset(int64_t index) const;
   };
   void load(const char* base, DType ct, Box& box, char* to) const;
 
   DType dtype_;
   Run rows_, cols_;
+  int64_t together_ = 1;  // Of so many columns, from a multiple on, each is beside the one before.
 };
 
 }  // namespace brrr

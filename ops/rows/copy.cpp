@@ -8,8 +8,8 @@ namespace brrr {
 
 namespace {
 
-constexpr PointwiseTraits kPlain{};
-const NumberOp copy_row{"copy", "the same values, in new memory or another dtype", kPlain,
+constexpr PointwiseTraits kMoves{.moves = true};
+const NumberOp copy_row{"copy", "the same values, in new memory or another dtype", kMoves,
                         [](auto x) { return x; }, [](auto, auto, auto g) { return g; }};
 
 }  // namespace

@@ -20,10 +20,17 @@ inline Lines lines_along(const TensorImpl& x, int dim) {
   return l;
 }
 
-/// f of x whose dim `dim` has been made the last one, and back: of rows that take the last.
+/// f of x whose dim `dim` has been made the last one, and back: of rows that take the last. The
+/// others keep their order, so that those side by side in memory stay there.
 template <class F> Tensor over_dim(const Tensor& x, int dim, const F& f) {
-  if (dim + 1 >= x.dim()) return f(x);
-  return f(x.transpose(dim, -1)).transpose(dim, -1).contiguous();
+  const int last = x.dim() - 1;
+  if (dim >= last) return f(x);
+  IntList there, back;
+  for (int d = 0; d <= last; ++d) {
+    there.push_back(d < dim ? d : d < last ? d + 1 : dim);
+    back.push_back(d < dim ? d : d == dim ? last : d - 1);
+  }
+  return f(x.permute(there)).permute(back).contiguous();
 }
 
 /// Other sizes and strides over the memory of `t`, in elements.

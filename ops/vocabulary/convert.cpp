@@ -151,13 +151,17 @@ int64_t nearest_integer(int64_t v, DType t) {
   return std::clamp(v, low, high);
 }
 
-// Bytes as bytes.
-static void copy_bytes(void* to, int64_t to_stride, const void* from, int64_t stride, int64_t n) {
-  run(static_cast<uint8_t*>(to), to_stride, static_cast<const uint8_t*>(from), stride, n);
+// Narrow elements as they are.
+static void copy_narrow(size_t item, void* to, int64_t to_stride, const void* from, int64_t stride,
+                        int64_t n) {
+  const auto copy = [&]<class T>(T* out, const void* in) {
+    run(out, to_stride, static_cast<const T*>(in), stride, n);
+  };
+  item == 1 ? copy(static_cast<uint8_t*>(to), from) : copy(static_cast<uint16_t*>(to), from);
 }
 
 void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride, int64_t n) {
-  if (itemsize(ct) == 1) return copy_bytes(dst, 1, src, stride, n);
+  if (itemsize(ct) <= 2) return copy_narrow(itemsize(ct), dst, 1, src, stride, n);
   with_compute(ct, [&](auto to) {
     with_storage(from, [&](auto s) {
       run(static_cast<decltype(to)*>(dst), 1, reinterpret_cast<const decltype(s)*>(src), stride, n);
@@ -166,7 +170,7 @@ void load_tile(DType ct, void* dst, DType from, const char* src, int64_t stride,
 }
 
 void store_tile(DType to, char* dst, int64_t stride, DType from, const void* src, int64_t n) {
-  if (to == from && itemsize(to) == 1) return copy_bytes(dst, stride, src, 1, n);
+  if (to == from && itemsize(to) <= 2) return copy_narrow(itemsize(to), dst, stride, src, 1, n);
   with_storage(to, [&](auto t) {
     auto* out = reinterpret_cast<decltype(t)*>(dst);
     if (from == kBool) {

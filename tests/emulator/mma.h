@@ -26,18 +26,20 @@ inline float widen_f16(unsigned short x) {
 /// over k in order, in float; a GPU's own order and rounding are not specified.
 template <float (*widen)(unsigned short)>
 void multiply_fragments(float* c, const brrr_emulator::Slot* slots, unsigned lane) {
-  const auto half = [&](unsigned from, unsigned reg, unsigned k) {
-    unsigned short x;
-    std::memcpy(&x, slots[from].bytes + reg * 4 + k % 2 * 2, 2);
-    return widen(x);
+  const auto both = [&](unsigned from, unsigned reg, float* to) {
+    unsigned x;
+    std::memcpy(&x, slots[from].bytes + reg * 4, sizeof x);
+    to[0] = widen(static_cast<unsigned short>(x)),
+    to[1] = widen(static_cast<unsigned short>(x >> 16));
   };
   float rows[2][16], columns[2][16];
   for (unsigned n = 0; n < 2; ++n) {
     const unsigned row = lane / 4 * 4, column = (lane % 4 * 2 + n) * 4;  // Their first lanes.
-    for (unsigned k = 0; k < 16; ++k) {
-      const unsigned pair = k % 8 / 2, far = k / 8;  // which lane of four, which half of k
-      rows[n][k] = half(row + pair, far * 2 + n, k);
-      columns[n][k] = half(column + pair, 4 + far, k);
+    for (unsigned pair = 0; pair < 4; ++pair) {
+      for (unsigned far = 0; far < 2; ++far) {  // which half of k
+        both(row + pair, far * 2 + n, &rows[n][far * 8 + pair * 2]);
+        both(column + pair, 4 + far, &columns[n][far * 8 + pair * 2]);
+      }
     }
   }
   for (unsigned k = 0; k < 16; ++k) {
