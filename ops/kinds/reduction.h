@@ -86,7 +86,7 @@ struct ReductionAttrs {
   int64_t keepdim;  ///< ...and kept with size 1.
 };
 
-// The parts that do not depend on the lambdas: reduction.cpp.
+// The parts that do not depend on the lambdas: reduction.cpp, reduction_run.cpp.
 void reduction_infer(OpCall& c);
 void reduction_run(OpCall& c);
 int64_t reduction_scratch(const OpCall& c);

@@ -308,6 +308,7 @@ template <class F, class V> BRRR_VX auto by_parts(V a, V b) {
     P x[parts], y[parts];
     __builtin_memcpy(&x, &a, sizeof a);
     __builtin_memcpy(&y, &b, sizeof b);
+#pragma GCC unroll 8
     for (int i = 0; i < parts; ++i) r[i] = F::test(x[i], y[i]);
     decltype(F::test(a, b)) all;
     __builtin_memcpy(&all, &r, sizeof all);
@@ -331,7 +332,7 @@ BRRR_VX f32 where(b16 m, f32 a, f32 b) {
 }
 BRRR_VX i32 where(b16 m, i32 a, i32 b) { return (a & m) | (b & ~m); }
 BRRR_VX i64 where(b16 m, i64 a, i64 b) {
-  i64 wide = __builtin_convertvector(m, i64);
+  const i64 wide = __builtin_convertvector(m, i64);
   return (a & wide) | (b & ~wide);
 }
 BRRR_VX f64 where(b16 m, f64 a, f64 b) { return (f64)where(m, (i64)a, (i64)b); }
@@ -368,37 +369,6 @@ BRRR_VX b16 first_lanes(int n) {
 
 // i, which checks before the kernel found in [0, n); a GPU's kernel looks itself (support.h there).
 template <class V> BRRR_VX V checked(V i, V) { return i; }
-
-// --- reduction -----------------------------------------------------------------------------------
-
-// The fixed tree: lane i with lane i + 8, then + 4, + 2, + 1. `op` takes and returns whole
-// vectors (the upper lanes then hold values nobody reads). The result is lane 0.
-template <class V, class Op> BRRR_VX auto reduce(V v, Op op) {
-#if BRRR_VX_BYTES == 32
-  // g++ 12 shuffles a vector of two registers lane by lane: a half of it, twice, is one operation.
-  if constexpr (sizeof(V) == 64) {
-    typedef typename Part<Element<V>>::type P;
-    const auto twice = [](P h) __attribute__((always_inline)) {
-      const P r[2] = {h, h};
-      V w;
-      __builtin_memcpy(&w, &r, sizeof w);
-      return w;
-    };
-    const auto low = [](V w) __attribute__((always_inline)) { return (P)half<0>(w); };
-    P h = low(op(twice((P)half<0>(v)), twice((P)half<1>(v))));
-    h = low(op(twice(h), twice(__builtin_shufflevector(h, h, 4, 5, 6, 7, 4, 5, 6, 7))));
-    h = low(op(twice(h), twice(__builtin_shufflevector(h, h, 2, 3, 2, 3, 2, 3, 2, 3))));
-    h = low(op(twice(h), twice(__builtin_shufflevector(h, h, 1, 1, 1, 1, 1, 1, 1, 1))));
-    return h[0];
-  }
-#endif
-  v = op(v,
-         __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
-  v = op(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
-  v = op(v, __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
-  v = op(v, __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1));
-  return v[0];
-}
 
 }  // namespace brrr::vx
 

@@ -1,5 +1,5 @@
-// The CPU vector prelude, part 8: short rows side by side. A vector holds 16 / n rows of n
-// elements, n being a power of two below 16.
+// The CPU vector prelude, part 8: lanes combined with each other. A vector holds a row, or 16 / n
+// short ones of n elements side by side, n being a power of two.
 #ifndef BRRR_OPS_VEC_ROWS_H
 #define BRRR_OPS_VEC_ROWS_H
 
@@ -46,12 +46,49 @@ template <class Lane, class V> BRRR_VX V shuffle(V v) {
   return shuffled<Lane>(v, v, Places<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>{});
 }
 
-// The tree of `reduce` from where a row of n ends; the result is in the row's first lane.
+// The fixed tree, from where a row of n ends: lane i with lane i + 8, then + 4, + 2, + 1. `op`
+// takes and returns whole vectors; the result is in the row's first lane, others hold what nobody
+// reads.
 template <int n, class V, class Op> BRRR_VX V reduce_each(V v, Op op) {
+  if constexpr (n > 8) v = op(v, shuffle<Further<8>>(v));
   if constexpr (n > 4) v = op(v, shuffle<Further<4>>(v));
   if constexpr (n > 2) v = op(v, shuffle<Further<2>>(v));
   if constexpr (n > 1) v = op(v, shuffle<Further<1>>(v));
   return v;
+}
+// The same of a row of 16. Of several registers only the ones that hold a result are combined: `op`
+// sees each of them again and again, which g++ finds.
+template <class V, class Op> BRRR_VX auto reduce(V v, Op op) {
+  using P = typename Part<Element<V>>::type;
+  constexpr int parts = sizeof(V) / sizeof(P);
+  if constexpr (BRRR_VX_BYTES >= 32 && parts > 1) {
+    P r[parts];
+    __builtin_memcpy(&r, &v, sizeof v);
+    const auto combine = [&](P a, P b) __attribute__((always_inline)) {
+      P x[parts], y[parts];
+      for (int i = 0; i < parts; ++i) x[i] = a, y[i] = b;
+      V low, high;
+      __builtin_memcpy(&low, &x, sizeof low);
+      __builtin_memcpy(&high, &y, sizeof high);
+      low = op(low, high);
+      __builtin_memcpy(&x, &low, sizeof low);
+      return x[0];
+    };
+    if constexpr (parts == 4) r[0] = combine(r[0], r[2]), r[1] = combine(r[1], r[3]);
+    P h = combine(r[0], r[1]);
+    if constexpr (parts == 4) {
+      constexpr Places<0, 1, 2, 3> all;
+      h = combine(h, shuffled<Further<2>>(h, h, all));
+      return combine(h, shuffled<Further<1>>(h, h, all))[0];
+    } else {
+      constexpr Places<0, 1, 2, 3, 4, 5, 6, 7> all;
+      h = combine(h, shuffled<Further<4>>(h, h, all));
+      h = combine(h, shuffled<Further<2>>(h, h, all));
+      return combine(h, shuffled<Further<1>>(h, h, all))[0];
+    }
+  } else {
+    return reduce_each<lanes>(v, op)[0];
+  }
 }
 // The rows' first lanes as numbers, one after the other; such numbers for all lanes of their rows.
 template <int n, class V> BRRR_VX V first_of_each(V v) { return shuffle<FirstOf<n>>(v); }
