@@ -28,36 +28,6 @@ template <class Same> bool clobbers(const Recording& r, const Instr& i, const Sa
          });
 }
 
-// Of an operand that lies across the result, what lies side by side belongs to elements that are
-// far from each other. The CPU's loops read it by blocks, a generated kernel element by element.
-struct Across {
-  int64_t length = 0, apart = 0;  // Elements that follow each other in the result, bytes apart.
-};
-Across across(const Value& v, const Value& out) {
-  const auto stride = [&](int d) { return v.stride_along(d, out.ndim); };
-  int inner = -1;
-  bool side_by_side = false;
-  for (int d = 0; d < out.ndim; ++d) {
-    if (out.sizes[d] == 1) continue;
-    if (inner < 0 || out.strides[d] <= out.strides[inner]) inner = d;
-    side_by_side |= out.sizes[d] >= kAcrossRows && stride(d) == 1;
-  }
-  if (!side_by_side || itemsize(v.dtype) == 1 || stride(inner) < kAcrossApart) return {};
-  return {out.sizes[inner], stride(inner) * v.item()};
-}
-
-// Whether f(across) says so of an operand that the CPU's kernel of the instruction reads by blocks,
-// if its result has as many elements.
-template <class F> bool any_across(const Recording& r, const Instr& i, int64_t many, const F& f) {
-  const Value& out = r.value(r.out(i)[0]);
-  const bool can = i.op->pointwise && i.op->pointwise->n_made == 0 && out.numel >= many &&
-                   r.storages[out.storage].device == kCPU;
-  return can && std::ranges::any_of(r.in(i), [&](uint32_t in) {
-           const Across a = in == kNone ? Across{} : across(r.value(in), out);
-           return a.length > 0 && f(a);
-         });
-}
-
 // Whether the instruction can be text at all.
 bool fusible(const Recording& r, const Instr& i) {
   if (r.value(r.out(i)[0]).numel == 0) return false;
@@ -67,11 +37,6 @@ bool fusible(const Recording& r, const Instr& i) {
       if (r.value(r.out(i)[n]).storage == r.value(r.out(i)[k]).storage) return false;
     }
   }
-  // Where elements lie whole kilobytes apart, more of them than a cache has lines for, the few sets
-  // that they share have lost a line before its next element is read: that takes a generated kernel
-  // five times as long as blocks.
-  const auto shares_sets = [](const Across& a) { return a.length >= 256 && a.apart % 2048 == 0; };
-  if (any_across(r, i, 1 << 14, shares_sets)) return false;
   return !clobbers(r, i, [](const Value& in, const Value& out) { return in.same_elements(out); });
 }
 
@@ -110,8 +75,21 @@ bool writes_external(const Recording& r, const Instr& i) {
   });
 }
 
-bool better_alone(const Recording& r, const Instr& i) {
-  return any_across(r, i, 1 << 17, [](const Across&) { return true; });
+bool reads_across(const Recording& r, const Instr& i) {
+  const Value& out = r.value(r.out(i)[0]);
+  if (r.storages[out.storage].device != kCPU || i.op->pointwise->n_made > 0) return false;
+  int inner = -1;
+  for (int d = 0; d < out.ndim; ++d) {
+    if (out.sizes[d] != 1 && (inner < 0 || out.strides[d] <= out.strides[inner])) inner = d;
+  }
+  return inner >= 0 && std::ranges::any_of(r.in(i), [&](uint32_t in) {
+           if (in == kNone) return false;
+           const auto stride = [&](int d) { return r.value(in).stride_along(d, out.ndim); };
+           bool side_by_side = false;
+           for (int d = 0; d < out.ndim; ++d)
+             side_by_side |= out.sizes[d] >= kAcrossRows && stride(d) == 1;
+           return side_by_side && stride(inner) >= kAcrossApart;
+         });
 }
 
 bool allocates(const Recording& r, const Instr& i) {

@@ -5,6 +5,7 @@
 #include "core/context.h"
 #include "graph/plan.h"
 #include "graph/walker.h"
+#include "ops/kinds/strided_matrix.h"
 #include "ops/program/cpu.h"
 
 namespace brrr::graph {
@@ -131,6 +132,9 @@ class HostPlan final : public Plan {
         p.bytes = std::exchange(scratch_[group], scratch_[group] + text.scratch);
       } else if (kind == CpuArgument::Length) {
         arguments_.push_back(reinterpret_cast<char*>(made.program.row));
+        continue;
+      } else if (kind == CpuArgument::Across) {
+        arguments_.push_back(reinterpret_cast<char*>(&load_across));
         continue;
       } else if (kind == CpuArgument::Number) {
         p.control = static_cast<uint32_t>(made.program.numbers[k].bits);

@@ -366,7 +366,7 @@ void merge_groups(const Recording& r, Schedule& s, bool fuse, const Target& targ
   for (Group& g : s.groups) {
     const Instr& first = r.instrs[g.instrs[0]];
     g.fused = g.fused && (g.instrs.size() > 1 ||
-                          (first.op->pointwise ? !better_alone(r, first)
+                          (first.op->pointwise ? !reads_across(r, first)
                                                : bytes_apart(r, g) >= target.worth_own_kernel));
   }
 }

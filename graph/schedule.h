@@ -106,9 +106,9 @@ struct Schedule {
 /// Whether all that one of two groups writes and the other uses can be passed on in registers.
 bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const Domain& w);
 
-/// Whether the library's kernel takes less time for a pointwise instruction alone than one of its
-/// own.
-bool better_alone(const Recording& r, const Instr& i);
+/// Whether the CPU's kernel of a pointwise instruction turns an operand that lies across its result
+/// (ops/kinds/strided_matrix.h): alone it is as quick as one of its own.
+bool reads_across(const Recording& r, const Instr& i);
 /// Whether the instruction's kernel may take memory beside its outputs.
 bool allocates(const Recording& r, const Instr& i);
 /// The operands that a check of values looks at: those that are not floating, or all if there is no

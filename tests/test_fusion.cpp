@@ -6,6 +6,7 @@
 #include "tests/kernels.h"
 #include "tests/op_cases.h"
 #include "tests/temp_cache.h"
+#include "tests/threads.h"
 
 using namespace brrr;
 using brrr::test::check_same;
@@ -14,6 +15,7 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 using test::kernels;
+using test::Threads;
 
 Tensors many(int n, const IntList& sizes) {
   Tensors list;
@@ -254,33 +256,48 @@ TEST_CASE("fusion: operands of many dims fit what a kernel is handed") {
   });
 }
 
-// A CPU's generated kernels read an operand in whatever order it lies, but where a cache has lost
-// its lines before they are used up, the library's loops turn it by blocks.
-TEST_CASE("fusion: operands across the walk, unless their lines share few sets of a cache") {
+// What lies side by side in an operand may belong to rows one after the other: a CPU's generated
+// kernels turn it by blocks, as the library's loops do.
+TEST_CASE("fusion: operands across the walk, in any order, of any dtype and part") {
   const test::TempCache cache;
-  const auto chain = [](const IntList& sizes, const IntList& order, DType t) {
-    const Tensor x = (randn(sizes) * 3.0).to(t), y = x.permute(order).clone() + 1;
-    return kernels([&] { return Tensors{(x.permute(order) * 2.0 + y) * y}; });
+  const Threads restore;
+  const auto chain = [](const IntList& sizes, const IntList& order, DType t, int64_t without) {
+    const Tensor whole = (rand(sizes) * 100.0).to(t);
+    const Tensor x = whole.permute(order).narrow(0, without, whole.size(order[0]) - without);
+    const Tensor y = x.clone() + x, row = y.narrow(0, 0, 1), column = y.narrow(-1, 0, 1);
+    CAPTURE(to_string(sizes));
+    CAPTURE(to_string(order));
+    CAPTURE(std::string(name(t)));
+    return kernels([&] { return Tensors{where(x == row, column, (x + y) * x)}; });
   };
-  CHECK(chain({2, 3, 72, 80}, {0, 2, 3, 1}, kFloat32) == 1);
-  CHECK(chain({128, 128}, {1, 0}, kFloat32) == 1);
-  CHECK(chain({300, 500}, {1, 0}, kFloat32) == 1);
-  CHECK(chain({300, 2048}, {1, 0}, kUInt8) == 1);
-  const int apart = default_device() == kCPU ? 2 : 1;
-  CHECK(chain({300, 512}, {1, 0}, kFloat32) == apart);
-  CHECK(chain({300, 256}, {1, 0}, kFloat64) == apart);
-  // A column does not, however far apart its elements' neighbours are.
-  const Tensor a = randn({512, 300}), column = randn({300, 512}).t().slice(1, 0, 1);
-  CHECK(kernels([&] { return Tensors{(a + column) * a}; }) == 1);
+  for (int threads : {1, 3}) {
+    cpu::set_num_threads(threads);
+    for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kUInt8}) {
+      if (threads > 1 && t != kFloat32) continue;
+      for (const IntList& sizes : {IntList{9, 16}, {8, 17}, {64, 40}, {65, 300}, {130, 1000}}) {
+        CHECK(chain(sizes, {1, 0}, t, 0) == 1);
+        CHECK(chain(sizes, {1, 0}, t, 3) == 1);
+      }
+      CHECK(chain({2, 3, 72, 80}, {0, 2, 3, 1}, t, 1) == 1);
+      CHECK(chain({10, 3, 5, 40}, {3, 2, 1, 0}, t, 0) == 1);
+      CHECK(chain({10, 3, 5, 40}, {2, 3, 1, 0}, t, 1) == 1);
+    }
+  }
+  CHECK(chain({300, 512}, {1, 0}, kFloat32, 0) == 1);  // Lines that share few sets of a cache.
+  CHECK(chain({300, 2048}, {1, 0}, kUInt8, 0) == 1);
+  // Nothing of a row but what belongs to it: another operand's, the places, what all share.
+  const Tensor a = randn({90, 70}), b = randn({70, 90}), c = randn({90, 2, 70});
+  CHECK(kernels([&] { return Tensors{tril(a + b.t()) * 2.0, a * b.t()}; }) == 1);
+  CHECK(kernels([&] {
+          return Tensors{a.t() + b * 2.0, exp(a.t() + b.t().contiguous().t())};
+        }) == kernels([&] {
+          return Tensors{a.t() + b * 2.0, exp(a.t() + b.t().contiguous().t())};
+        }));
+  CHECK(kernels([&] { return Tensors{c.select(1, 1) * b.t() + c.select(1, 0)}; }) == 1);
   // Alone such an op has the library's kernel.
-  const auto generated = [](const IntList& sizes) {
-    const Tensor x = randn(sizes).t();
-    auto step = brrr::step([&] { return x * 2.0; }, StepOptions{.build_at_first_call = true});
-    CHECK(same_bits(step(), x * 2.0));
-    return step.stats().fused_kernels;
-  };
-  CHECK(generated({100, 300}) == 1);
-  if (default_device() == kCPU) CHECK(generated({400, 500}) == 0);
+  auto step = brrr::step([&] { return b.t() * 2.0; }, StepOptions{.build_at_first_call = true});
+  CHECK(same_bits(step(), b.t() * 2.0));
+  CHECK(step.stats().fused_kernels == (default_device() == kCPU ? 0 : 1));
 }
 
 // A CPU makes random words for vectors of elements, which rows of other lengths would cut.

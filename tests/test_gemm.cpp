@@ -10,9 +10,10 @@
 #include <random>
 #include <vector>
 
-#include "backends/cpu/pool.h"
+#include "tests/threads.h"
 
 using namespace brrr;
+using test::Threads;
 
 namespace {
 
@@ -119,12 +120,6 @@ Matrix chain(const Matrix& a, const Matrix& b) {
   }
   return c;
 }
-
-struct Threads {
-  int before = cpu::num_threads();
-  explicit Threads(int n) { cpu::set_num_threads(n); }
-  ~Threads() { cpu::set_num_threads(before); }
-};
 
 template <class F> void for_all_transposes(const F& f) {
   for (bool trans_a : {false, true}) {

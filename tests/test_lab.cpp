@@ -80,7 +80,7 @@ TEST_CASE("limits: of the CPUs that a process may use") {
   int first = 0;
   while (!CPU_ISSET(first, &set)) ++first;
   const std::string one = fmt::format("taskset -c {} ", first),
-                    words = "train_mlp --images 500 --steps 4000 --threads 2 --eval-every 0";
+                    words = "train_mlp --images 500 --steps 8000 --threads 2 --eval-every 0";
   const auto peak = [](const Result& r) { return std::stod(word_after(r, "of the peak of")); };
   const double alone = peak(run(words, ".", one)), both = peak(run(words));
   CHECK(both > 1.4 * alone);

@@ -3,9 +3,9 @@
 
 #include <limits>
 
-#include "backends/cpu/pool.h"
 #include "ops/reduction_ops.h"
 #include "tests/reduction_cases.h"
+#include "tests/threads.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -13,11 +13,6 @@ using namespace brrr::test;
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-struct Threads {
-  int before = cpu::num_threads();
-  ~Threads() { cpu::set_num_threads(before); }
-};
 
 }  // namespace
 

@@ -102,7 +102,8 @@ std::vector<CpuArgument> cpu_arguments(const Program& p) {
 CpuKernel cpu_kernel(const Program& p) {
   if (p.row && p.row == p.space.numel()) return cpu_whole(p);
   if (lie_together(p)) return cpu_together(p);
-  return p.row ? cpu_rows(p) : Text(p).run();
+  if (p.row) return cpu_rows(p);
+  return reads_across(p) ? cpu_across(p) : Text(p).run();
 }
 
 }  // namespace brrr::program

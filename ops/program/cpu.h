@@ -6,9 +6,9 @@
 namespace brrr::program {
 
 /// What is handed over at launch: the address of a window's first element, of a control word, or of
-/// the kernel's scratch memory; or a row's length.
+/// the kernel's scratch memory; a row's length; or load_across() (ops/kinds/strided_matrix.h).
 struct CpuArgument {
-  enum Kind : uint8_t { Window, Number, Scratch, Length } kind;
+  enum Kind : uint8_t { Window, Number, Scratch, Length, Across } kind;
   int which = 0;  ///< Into the program's windows or numbers.
 };
 struct CpuKernel {
@@ -17,7 +17,8 @@ struct CpuKernel {
   std::vector<std::string> functions;  ///< Definitions of what they call; equal ones are one.
   std::vector<CpuArgument> arguments;
   int64_t extent = 0;   ///< Of the dim that a launch splits.
-  int64_t unit = 1;     ///< Elements of the space that one of it takes; the last may take fewer.
+  int64_t unit = 1;     ///< Elements of the space that one of it takes; the last may take fewer. 0
+                        ///< if they are not in the space's order.
   int64_t grain = 1;    ///< Least part of it worth a thread.
   int64_t scratch = 0;  ///< Bytes of memory that it takes.
 };

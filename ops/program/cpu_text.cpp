@@ -65,7 +65,7 @@ void CpuText::pointers() {
   text_ += ") % 64 == 0;\n";
 }
 
-void CpuText::row_pointers(const std::string& r, const std::set<int>& windows) {
+void CpuText::row_pointers(const std::string& r, const std::set<int>& windows, const char* name) {
   // The row number taken apart into the outer dims, the last of them fastest.
   std::string rest = r;
   for (int d = ndim_ - 2; d > 0; --d) {
@@ -78,7 +78,7 @@ void CpuText::row_pointers(const std::string& r, const std::set<int>& windows) {
     for (int d = 0; d < ndim_ - 1; ++d) {
       if (window(w).stride[d]) from += fmt::format(" + j{} * {}", d, window(w).stride[d]);
     }
-    print("{} const p{} = {};\n", pointer_type(window(w)), w, from);
+    print("{} const {}{} = {};\n", pointer_type(window(w)), name, w, from);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the CPU's kernels of all walks (cpu.cpp, cpu_rows.cpp, cpu_whole.cpp) spell alike: loads,
-// stores and statements over vectors.
+// What the CPU's kernels of all walks (cpu.cpp, cpu_across.cpp, cpu_rows.cpp, cpu_whole.cpp) spell
+// alike: loads, stores and statements over vectors.
 
 #include <functional>
 #include <set>
@@ -46,8 +46,8 @@ class CpuText : protected Printer {
   bool streams(const Window& w) const;
   /// The arguments as pointers, and whether stores may go around the caches.
   void pointers();
-  /// `p<w>` of windows in row `r`, a number.
-  void row_pointers(const std::string& r, const std::set<int>& windows);
+  /// `p<w>`, or of another name, of windows in row `r`, a number.
+  void row_pointers(const std::string& r, const std::set<int>& windows, const char* name = "p");
   /// The innermost dim from `from` to `to`, `unroll` vectors at a time, then under a mask; nothing
   /// is left for that if a known length is made of whole vectors.
   void loops(const std::vector<int>& ids, const std::string& from, const std::string& to,
@@ -125,5 +125,9 @@ CpuKernel cpu_whole(const Program& p);
 /// together, and the kernel that does: cpu_together.cpp.
 bool lie_together(const Program& p);
 CpuKernel cpu_together(const Program& p);
+/// Whether a window of a program without rows is read across, and the kernel that does:
+/// cpu_across.cpp.
+bool reads_across(const Program& p);
+CpuKernel cpu_across(const Program& p);
 
 }  // namespace brrr::program
