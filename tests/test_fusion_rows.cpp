@@ -61,12 +61,13 @@ TEST_CASE("row fusion: row ops and their neighbours") {
   });
 }
 
-TEST_CASE("row fusion: rows of which a vector holds several") {
+TEST_CASE("row fusion: rows of which a vector holds several, or one") {
   const test::TempCache cache;
   for (const auto& [rows, t] : {std::pair{IntList{37, 2}, kFloat32},
                                 {{3, 11, 4}, kBFloat16},
                                 {{50, 8}, kFloat64},
-                                {{64, 8}, kFloat32}}) {
+                                {{64, 8}, kFloat32},
+                                {{9, 16}, kFloat32}}) {
     CAPTURE(to_string(rows));
     IntList numbers = rows;
     numbers[numbers.size() - 1] = 1;
@@ -81,6 +82,10 @@ TEST_CASE("row fusion: rows of which a vector holds several") {
             const Tensor at = arange(x.numel()).reshape(rows).to(x.dtype()) * 0.01;
             return Tensors{softmax(x + at, -1), (tril(x) * at).sum({-1})};
           }) <= 3);
+    CHECK(kernels([&] {  // No number of a row that takes long.
+            const Tensor y = softmax(x * w, -1), c = y - y.mean({-1}, true);
+            return Tensors{c * rsqrt((c * c).mean({-1}, true) + 0.1) + of_row};
+          }) <= 2);
   }
 }
 

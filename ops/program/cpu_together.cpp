@@ -1,8 +1,8 @@
-// The CPU's kernel of a program whose rows are so short that a vector holds several: a walk over
-// elements, in which a fold ends where a row does. Numbers of a row are in all of its lanes. What
-// folds nothing, but has numbers or elements that rows share, may have such rows as well; without
-// numbers they may be of any length below a vector's: what rows share is read from a copy that has
-// its begin behind it once more.
+// The CPU's kernel of a program whose rows are so short that a vector holds several, or one: a walk
+// over elements, in which a fold ends where a row does. Numbers of a row are in all of its lanes.
+// What folds nothing, but has numbers or elements that rows share, may have such rows as well;
+// without numbers they may be of any length below a vector's: what rows share is read from a copy
+// that has its begin behind it once more.
 #include "ops/program/cpu_text.h"
 #include "ops/vocabulary/vec_fold.h"
 
@@ -28,6 +28,15 @@ Lies lies(const Program& p, const Window& w) {
   for (int d = last; d-- > 0; next *= p.space.size[d])
     dense &= w.stride[d] == next || p.space.size[d] == 1;
   return !dense ? Lies::Apart : numbers ? Lies::Numbers : Lies::Elements;
+}
+
+// Whether a row is a vector, in one register, and no number of a row takes as long as a vector of
+// them would: of rows in a loop of their own sixteen rows' numbers are computed at once.
+bool is_vector(const Program& p) {
+  return BRRR_VX_BYTES == 64 && p.row == vx::lanes && p.space.numel() > p.row &&
+         std::ranges::none_of(p.statements, [](const Statement& s) {
+           return s.varies == Statement::WithRow && s.cost > 1;
+         });
 }
 
 // The same over one dim, where all varies in the row but what all rows share.
@@ -133,7 +142,7 @@ class Together : public CpuText {
 
 bool lie_together(const Program& p) {
   const int64_t row = row_of(p), rows = p.space.numel() / row;
-  const bool several = row > 1 && vx::lie_together(rows, row);
+  const bool several = row > 1 && (vx::lie_together(rows, row) || is_vector(p));
   // A copy of a row is worth it for some rows at least.
   const bool any_length = !p.row && row > 1 && row < vx::lanes && rows >= vx::lanes;
   if (p.space.ndim < 2 || !(several || any_length)) return false;

@@ -28,7 +28,7 @@ const OpDef empty_row{"empty",
                        .scratch = no_scratch}};
 
 const NumberOp full_row{
-    "full", "every element the same number", {}, [](auto number) { return number; }};
+    "full", "every element the same number", {.moves = true}, [](auto number) { return number; }};
 
 // No error builds up: element i is start + i * step in float64 or, modulo 2^64, in integers.
 const NumberOp arange_row{
