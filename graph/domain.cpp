@@ -169,6 +169,7 @@ static bool take(const Recording& r, const Target& target, Domain& w, const Inst
   if (out.numel != numel) return false;
   if (!exact) return true;
   if (w.row && (out.ndim == 0 || out.sizes[out.ndim - 1] != w.row)) return false;
+  if (w.row && reads_across(r, i)) return false;  // A kernel of rows turns no blocks.
   if (w.exact && w.space != out.size_list()) return false;
   w.space = out.size_list();
   w.exact = true;

@@ -294,6 +294,9 @@ TEST_CASE("fusion: operands across the walk, in any order, of any dtype and part
           return Tensors{a.t() + b * 2.0, exp(a.t() + b.t().contiguous().t())};
         }));
   CHECK(kernels([&] { return Tensors{c.select(1, 1) * b.t() + c.select(1, 0)}; }) == 1);
+  // A kernel of rows turns no blocks: it does not take such an op in.
+  const int kernels_of_rows = default_device() == kCPU ? 2 : 1;
+  CHECK(kernels([&] { return Tensors{softmax(b.t() * 2.0, -1)}; }) == kernels_of_rows);
   // Alone such an op has the library's kernel.
   auto step = brrr::step([&] { return b.t() * 2.0; }, StepOptions{.build_at_first_call = true});
   CHECK(same_bits(step(), b.t() * 2.0));

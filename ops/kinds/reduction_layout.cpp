@@ -87,7 +87,8 @@ ReductionLayout::ReductionLayout(const OpCall& c)
   direct = runs.direct;
   across = !order.empty() && x.strides[order.back()] != 1;
   if (direct) return;
-  if (runs.merged && runs.n == 2 && !cols && runs.stride[0] == 1) apart = runs.stride[1];
+  const bool beside = runs.merged && runs.n == 2 && !cols && runs.stride[0] == 1;
+  if (beside && outer >= kAcrossRows) apart = runs.stride[1];
   elements = std::make_shared<StridedMatrix>(x.dtype, in_order(x.sizes, order),
                                              in_order(x.strides, order), runs.before_last);
 }

@@ -174,8 +174,9 @@ void drive_beside(const Layout& l, int64_t chunks, char* to) {
                [&](int64_t begin, int64_t end) {
                  for (int64_t u = begin; u < end; ++u) {
                    const int64_t chunk = u % chunks, row = u / chunks * most;
-                   run_beside(l, row, std::min(most, l.outer - row), chunk, chunks,
-                              to + (row * chunks + chunk) * l.width());
+                   const int64_t rows = std::min(most, l.outer - row);
+                   run_beside(l, row, rows, chunk, chunks, to + (row * chunks + chunk) * l.width());
+                   if (chunks == 1) finish_range(l, row, rows);
                  }
                });
 }
@@ -202,10 +203,7 @@ void drive_rows(Layout& l) {
     l.rows = l.outer_stride = chunks;
     l.fold = &l.kernels->results;
   }
-  if (l.apart) {
-    drive_beside(l, 1, l.acc);
-    return finish_range(l, 0, l.outer);
-  }
+  if (l.apart) return drive_beside(l, 1, l.acc);
   const int64_t grain = std::max<int64_t>(1, kGrain / l.rows);
   parallel_for(l.outer, grain, [&](int64_t begin, int64_t end) {
     run_rows(l, begin, end - begin, l.acc + begin * l.width());

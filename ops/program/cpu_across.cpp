@@ -137,7 +137,8 @@ bool reads_across(const Program& p) { return across_dim(p) >= 0; }
 
 CpuKernel cpu_across(const Program& p) {
   const Program rows = turned(p), text = in_blocks(rows);
-  return AcrossWalk(rows, text).run(across_dim(p) == p.space.ndim - 2);
+  // The first dim stays the first, unless it is the one that is moved.
+  return AcrossWalk(rows, text).run(across_dim(p) > 0 || p.space.ndim == 2);
 }
 
 }  // namespace brrr::program

@@ -121,7 +121,7 @@ class CpuText : protected Printer {
 /// The kernel of a program with rows: cpu_rows.cpp; with one: cpu_whole.cpp.
 CpuKernel cpu_rows(const Program& p);
 CpuKernel cpu_whole(const Program& p);
-/// Whether its rows are shorter than a vector and lie so that a walk over elements takes them
+/// Whether its rows are no longer than a vector and lie so that a walk over elements takes them
 /// together, and the kernel that does: cpu_together.cpp.
 bool lie_together(const Program& p);
 CpuKernel cpu_together(const Program& p);
