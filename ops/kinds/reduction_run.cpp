@@ -15,7 +15,7 @@ constexpr int64_t kGrain = 1 << 17;   // Elements worth a thread: at best 5 us.
 constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the first-level cache.
 constexpr int64_t kShared = 256, kApart = 16;  // Rows so far apart share a few sets of a cache.
 constexpr int64_t kAcrossTile = 32;            // Those that lie along the memory.
-constexpr int64_t kLongRow = 256;              // One is worth a look where it lies.
+constexpr int64_t kFoundRow = 256;    // A row so long is looked for in memory before it is copied.
 constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks for the threads.
 
 // What is reduced, with the CPU's kernels and the addresses of the results.
@@ -88,7 +88,7 @@ void run_rows(const Layout& l, int64_t begin, int64_t n, char* to) {
   const int64_t pitch = !l.across || l.rows % kShared ? l.rows : l.rows + kApart;
   int64_t batch = std::max<int64_t>(1, tile.most / pitch);
   if (batch > kAcrossRows) batch -= batch % kAcrossRows;
-  if (l.rows >= kLongRow && !l.across) batch = 1;
+  if (l.rows >= kFoundRow && !l.across) batch = 1;
   for (int64_t r = 0; r < n; r += batch) {
     const int64_t m = std::min(batch, n - r);
     if (m == 1) {
