@@ -73,11 +73,11 @@ static TensorImpl* unpack(const Node& n, TensorImpl* saved, uint32_t version, co
              "backward: {} was run through before and its saved tensors are gone; pass "
              "retain_graph to the first backward",
              n.op->name);
-  const Storage& s = *saved->storage;
-  BRRR_CHECK(s.version == version,
+  const uint32_t now = saved->storage->version;
+  BRRR_CHECK(now == version,
              "backward: {} {} of {}, {}, was changed in place after it "
              "was saved (version {}, now {}); clone it before the in-place op",
-             role, i, n.op->name, describe(saved), version, s.version);
+             role, i, n.op->name, describe(saved), version, now);
   return saved;
 }
 

@@ -26,6 +26,18 @@ struct Placeholders {
   void end(const std::function<void()>& f);
 };
 
+/// Counts in-place writes; saved tensors remember it. Threads may write windows of one tensor at a
+/// time, so it is read and set whole; a count that two of them lose one of has still changed.
+class WriteCount {
+ public:
+  operator uint32_t() const noexcept { return __atomic_load_n(&n_, __ATOMIC_RELAXED); }
+  void operator=(uint32_t n) noexcept { __atomic_store_n(&n_, n, __ATOMIC_RELAXED); }
+  void operator++() noexcept { *this = *this + 1; }
+
+ private:
+  uint32_t n_ = 0;
+};
+
 /// A block of memory. In a recorded step it may be a placeholder: `data` is null and `pass` is the
 /// recording it belongs to; when the step has run, survivors get their memory.
 struct Storage {
@@ -33,8 +45,8 @@ struct Storage {
   uint32_t slot = 0;  ///< Number of the placeholder in its pass.
   void* data = nullptr;
   size_t bytes = 0;
-  uint32_t version = 0;  ///< Counts in-place writes; saved tensors remember it.
-  uint32_t number = 0;   ///< Of an argument of a step: tells it from others at its address.
+  WriteCount version;
+  uint32_t number = 0;  ///< Of an argument of a step: tells it from others at its address.
   Device device;
   bool owned = true;  ///< From the backend's allocator (else `release` tells).
   RefCount views;     ///< Tensors that view ops made of it and that are still there; 1: none.

@@ -1,4 +1,4 @@
-// The CPU vector prelude, part 1: types, memory access, comparisons, reduction.
+// The CPU vector prelude, part 1: types, memory access, comparisons.
 //
 // This text needs no header: kernels of the library include it, and generated kernels carry it
 // verbatim (then vec_hw.h to vec_rows.h, without #include lines), so both run the same

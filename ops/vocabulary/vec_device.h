@@ -184,6 +184,11 @@ BRRR_VX f32 scale(f32 p, f32 i) {
 BRRR_VX f32 scale_down(f32 p, f32 i) {
   return p * (f32)(((i32)(i + 0x1.8p+23f) << 23) + 0x5f800000) * 0x1p-64f;
 }
+// e^x below -104, which is zero: what underflows takes no longer here.
+BRRR_VX f32 exp_operand(f32 x) { return at_least(x, -104.0f); }
+BRRR_VX f32 exp_result(f32, f32 p, f32 i) { return scale(p, i); }
+BRRR_VX f32 falling_operand(f32 x) { return exp_operand(x); }
+BRRR_VX f32 falling_result(f32, f32 p, f32 i) { return scale_down(p, i); }
 
 // n / d as sigmoid and tanh need it: n is 2, 1, or e <= 1 where d is 1 + e. Division for all
 // operands takes three times the instructions, most of them to tell which operands it has. The 839

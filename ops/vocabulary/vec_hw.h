@@ -189,7 +189,7 @@ BRRR_VX_CHOICE(NanOr, nan_or, x != x)
 BRRR_VX f32 at_most(f32 x, float top) { return lesser(splat(top), x); }
 BRRR_VX f32 at_least(f32 x, float low) { return greater(splat(low), x); }
 
-// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow.
+// p * 2^i for integral -254 <= i <= 160, rounded once: a result may be denormal or overflow.
 BRRR_VX f32 scale(f32 p, f32 i) {
 #if defined(__AVX512F__)
   return __builtin_ia32_scalefps512_mask(p, i, p, static_cast<unsigned short>(-1), 4);
@@ -199,7 +199,7 @@ BRRR_VX f32 scale(f32 p, f32 i) {
 #endif
 }
 
-// The same for -150 <= i <= 60. Only the last product is rounded.
+// The same for -191 <= i <= 60. Only the last product is rounded.
 BRRR_VX f32 scale_down(f32 p, f32 i) {
 #if defined(__AVX512F__)
   return scale(p, i);
@@ -207,6 +207,25 @@ BRRR_VX f32 scale_down(f32 p, f32 i) {
   return p * (f32)(((i32)(i + 0x1.8p+23f) << 23) + 0x5f800000) * 0x1p-64f;
 #endif
 }
+
+// e^x where it is zero, x < -104. A product that underflows takes some processors a hundred cycles,
+// and of a mask's -infinity there are many: here is none but from a few x. exp() computes with the
+// first of these, and p * 2^i is its result by the second; falling_exp() with the others.
+#if defined(__AVX512F__)
+BRRR_VX f32 exp_operand(f32 x) { return x; }
+BRRR_VX f32 exp_result(f32 x, f32 p, f32 i) {
+  constexpr int not_less = 21;  // True of NaN.
+  return __builtin_ia32_scalefps512_mask(
+      p, i, f32{}, __builtin_ia32_cmpps512_mask(x, splat(-104.0f), not_less, 0xffff, 4), 4);
+}
+BRRR_VX f32 falling_operand(f32 x) { return x; }
+BRRR_VX f32 falling_result(f32 x, f32 p, f32 i) { return exp_result(x, p, i); }
+#else
+BRRR_VX f32 exp_operand(f32 x) { return at_least(x, -176.0f); }  // i = -254, whose factors are 0.
+BRRR_VX f32 exp_result(f32, f32 p, f32 i) { return scale(p, i); }
+BRRR_VX f32 falling_operand(f32 x) { return at_least(x, -132.4f); }  // i = -191, the same.
+BRRR_VX f32 falling_result(f32, f32 p, f32 i) { return scale_down(p, i); }
+#endif
 
 // n / d for what sigmoid and tanh divide.
 BRRR_VX f32 quotient(f32 n, f32 d) { return n / d; }

@@ -83,8 +83,8 @@ BRRR_VX f32 exp_fraction(f32 f) {
 }
 BRRR_VX f32 exp_remainder(f32 x, f32 i) { return fma(i, -ln2_low, fma(i, -ln2_high, x)); }
 BRRR_VX f32 exp(f32 x) {
-  f32 c = at_least(at_most(x, 89.0f), -104.0f), i = nearest_multiple(c, log2e);
-  return scale(exp_fraction(exp_remainder(c, i)), i);
+  f32 c = at_most(exp_operand(x), 89.0f), i = nearest_multiple(c, log2e);
+  return exp_result(x, exp_fraction(exp_remainder(c, i)), i);
 }
 // The same results for -104 <= x <= 40.
 BRRR_VX f32 exp_in_range(f32 x) {
@@ -93,7 +93,10 @@ BRRR_VX f32 exp_in_range(f32 x) {
 }
 // The same results for x <= 0. Generated code calls it where x is an element less its row's
 // largest.
-BRRR_VX f32 falling_exp(f32 x) { return exp_in_range(at_least(x, -104.0f)); }
+BRRR_VX f32 falling_exp(f32 x) {
+  f32 c = falling_operand(x), i = nearest_multiple(c, log2e);
+  return falling_result(x, exp_fraction(exp_remainder(c, i)), i);
+}
 
 // e^x - 1 = 2^i (e^f - 1) + (2^i - 1); halved, so that 2^128 need not be represented.
 BRRR_VX f32 expm1(f32 x) {
@@ -112,7 +115,7 @@ BRRR_VX f32 expm1(f32 x) {
 }
 
 BRRR_VX f32 sigmoid(f32 x) {  // from e^-|x|, so that the left tail keeps its precision
-  f32 e = exp_in_range(at_least(-abs(x), -104.0f));
+  f32 e = falling_exp(-abs(x));
   return quotient(where(lt(x, f32{}), e, splat(1.0f)), 1.0f + e);
 }
 
