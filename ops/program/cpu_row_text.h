@@ -51,7 +51,7 @@ class RowText : public CpuText {
   /// as where two passes take many short rows at once.
   bool asks_far() const {
     constexpr int64_t room = 64 << 10;
-    return prefetch_level() == 1 && (deepest_ > 1 || block_ <= 2) &&
+    return prefetch_level() == 1 && !asks_near() && (deepest_ > 1 || block_ <= 2) &&
            in_use([](int, bool) { return 3; }) <= room;
   }
   const RowState& of(int id) const { return states_[static_cast<size_t>(id)]; }

@@ -19,6 +19,11 @@ int prefetch_level() {
   return large ? 1 : 2;
 }
 
+bool asks_near() {
+  static const bool large = sysconf(_SC_LEVEL2_CACHE_SIZE) >= 2 << 20;
+  return large && prefetch_level() == 1;
+}
+
 CpuText::CpuText(const Program& p) : Printer(p), ndim_(p.space.ndim), size_(p.space.size) {
   out_.arguments = cpu_arguments(p);
   int64_t bytes = 0;
