@@ -27,7 +27,7 @@ struct Placeholders {
 };
 
 /// Counts in-place writes; saved tensors remember it. Threads may write windows of one tensor at a
-/// time, so it is read and set whole; a count that two of them lose one of has still changed.
+/// time, so it is read and set whole; that they may lose counts costs less than a locked addition.
 class WriteCount {
  public:
   operator uint32_t() const noexcept { return __atomic_load_n(&n_, __ATOMIC_RELAXED); }

@@ -17,7 +17,8 @@ struct ControlCell;
 void sgd_step_(const Tensor& p, const Tensor& g, const ControlCell& lr,
                const ControlCell& weight_decay, const Tensor& skip = {});
 /// buffer = momentum * buffer + g + weight_decay * p; p -= lr * buffer (Sutskever et al., 2013, in
-/// PyTorch's form). A buffer of zeros makes the first step a plain one.
+/// PyTorch's form). A buffer of zeros makes the first step a plain one; below 2^-100 it becomes
+/// zero.
 void sgd_momentum_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
                         const ControlCell& lr, double momentum, const ControlCell& weight_decay,
                         const Tensor& skip = {});
@@ -27,7 +28,8 @@ void sgd_nesterov_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
                         const Tensor& skip = {});
 
 // --- Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019): optimizer.cpp -----------
-/// A parameter's state. The powers and corrections are 0-d; the powers are float64 and start at 1.
+/// A parameter's state. Means become zero below 2^-100, of squares below 2^-126. The powers and
+/// corrections are 0-d; the powers are float64 and start at 1.
 struct AdamState {
   Tensor exp_avg, exp_avg_sq;       ///< Moving means of g and g^2.
   Tensor beta1_power, beta2_power;  ///< beta^t after t steps.

@@ -344,3 +344,45 @@ TEST_CASE("optimisers: without a penalty what is infinite stays so where its gra
   check([](Parameters p) { return optim::Adam(std::move(p), {.lr = 0.1}); });
   check([](Parameters p) { return optim::AdamW(std::move(p), {.lr = 0.1, .weight_decay = 0}); });
 }
+
+TEST_CASE("optimisers: moments fade to zero, not for ever among denormal numbers") {
+  using Parameters = std::vector<Tensor>;
+  const auto check = [](Mode mode, const std::string& moment, auto make) {
+    const Tensor p = parameter({1, -2, 0, 0.5}, kFloat32);
+    auto opt = make(Parameters{p});
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          opt.zero_grad();
+          (p * x).sum().backward();
+          opt.step();
+        },
+        mode);
+    const auto now = [&] { return opt.state_dict().at("0." + moment).template to_vector<float>(); };
+    // The last one never has a gradient, the third a small one in every step.
+    step(tensor({1.0f, -3.0f, 1e-15f, 0.0f}));
+    CHECK(now()[1] != 0);
+    for (int k = 0; k < 2000; ++k) step(tensor({0.0f, 0.0f, 1e-15f, 0.0f}));
+    CHECK(now()[0] == 0);
+    CHECK(now()[1] == 0);
+    CHECK(now()[2] > 1e-32f);
+    CHECK(now()[3] == 0);
+    step(tensor({NAN, INFINITY, 0.0f, 0.0f}));
+    CHECK(std::isnan(now()[0]));
+    CHECK(!std::isfinite(now()[1]));
+  };
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    for (const std::string moment : {"exp_avg", "exp_avg_sq"}) {
+      check(mode, moment, [](Parameters p) {
+        return optim::AdamW(std::move(p), {.lr = 0.1, .betas = {0.9, 0.95}});
+      });
+      check(mode, moment, [](Parameters p) {
+        return optim::Adam(std::move(p), {.lr = 0.1, .betas = {0.9, 0.95}});
+      });
+    }
+    for (const bool nesterov : {false, true}) {
+      check(mode, "momentum_buffer", [&](Parameters p) {
+        return optim::SGD(std::move(p), {.lr = 0.1, .momentum = 0.9, .nesterov = nesterov});
+      });
+    }
+  }
+}

@@ -120,7 +120,7 @@ TEST_CASE("work: operations and bytes of calls are those counted by hand") {
   CHECK(works_of([&] { embedding(table, ids); }).at("embedding").bytes == 2.0 * 7 * 16 * 4 + 7 * 8);
 }
 
-TEST_CASE("work: AdamW's update of an element is seven streams and fourteen operations") {
+TEST_CASE("work: AdamW's update of an element is seven streams and sixteen operations") {
   Net net;
   optim::AdamW opt(net.parameters(), {.lr = 1e-3, .weight_decay = 0.1});
   cross_entropy(net(randn({4, 24})), randint(0, 10, {4})).backward();
@@ -128,7 +128,8 @@ TEST_CASE("work: AdamW's update of an element is seven streams and fourteen oper
   double n = 0;
   for (const Tensor& p : net.parameters()) n += static_cast<double>(p.numel());
   REQUIRE(all.count("adamw_step"));
-  CHECK(all.at("adamw_step").flops / n == doctest::Approx(14).epsilon(0.02));
+  // Two of them comparisons, by which moments become zero.
+  CHECK(all.at("adamw_step").flops / n == doctest::Approx(16).epsilon(0.02));
   CHECK(all.at("adamw_step").bytes / n == doctest::Approx(7 * 4).epsilon(0.02));
 }
 

@@ -180,6 +180,7 @@ class RowWalk : public RowText {
   // else the next block, not in the last of many passes, whose stores keep memory busy; but where
   // there is room for two by the last one, the block after the next, which loads and stores then
   // come in turns for (a layer norm of a sum 6.2 to 5.4 ms for 64 MB, its backward 4.8 to 4.5).
+  // Near by where the machine wants that (cpu_text.h).
   void at_body(int unroll) override {
     const bool far = asks_far();
     const bool asks =

@@ -189,7 +189,8 @@ BRRR_VX_CHOICE(NanOr, nan_or, x != x)
 BRRR_VX f32 at_most(f32 x, float top) { return lesser(splat(top), x); }
 BRRR_VX f32 at_least(f32 x, float low) { return greater(splat(low), x); }
 
-// p * 2^i for integral -254 <= i <= 160, rounded once: a result may be denormal or overflow.
+// p * 2^i for integral -254 <= i <= 160, rounded once, but for what becomes zero (i < -150): a
+// result may be denormal or overflow.
 BRRR_VX f32 scale(f32 p, f32 i) {
 #if defined(__AVX512F__)
   return __builtin_ia32_scalefps512_mask(p, i, p, static_cast<unsigned short>(-1), 4);
@@ -199,7 +200,7 @@ BRRR_VX f32 scale(f32 p, f32 i) {
 #endif
 }
 
-// The same for -191 <= i <= 60. Only the last product is rounded.
+// The same for -191 <= i <= 60.
 BRRR_VX f32 scale_down(f32 p, f32 i) {
 #if defined(__AVX512F__)
   return scale(p, i);
@@ -209,8 +210,9 @@ BRRR_VX f32 scale_down(f32 p, f32 i) {
 }
 
 // e^x where it is zero, x < -104. A product that underflows takes some processors a hundred cycles,
-// and of a mask's -infinity there are many: here is none but from a few x. exp() computes with the
-// first of these, and p * 2^i is its result by the second; falling_exp() with the others.
+// and of a mask's -infinity there are many: here is none but, without AVX-512, above -175 and -132.
+// exp() computes with the first of these, and p * 2^i is its result by the second; falling_exp()
+// with the others.
 #if defined(__AVX512F__)
 BRRR_VX f32 exp_operand(f32 x) { return x; }
 BRRR_VX f32 exp_result(f32 x, f32 p, f32 i) {
