@@ -27,7 +27,7 @@ struct Placeholders {
 };
 
 /// Counts in-place writes; saved tensors remember it. Threads may write windows of one tensor at a
-/// time, so it is read and set whole; that they may lose counts costs less than a locked addition.
+/// time, so it is read and set whole, but without a locked addition: they may lose each other's.
 class WriteCount {
  public:
   operator uint32_t() const noexcept { return __atomic_load_n(&n_, __ATOMIC_RELAXED); }

@@ -71,10 +71,12 @@ class Text : public CpuText {
   // asking more often delays them (gelu(x w + b) + r, rows of 4096: 5.3 and 4.2 ms for 64 MB).
   void at_body(int unroll) override {
     const int level = prefetch_level();
-    const bool once = level == 1 && ahead_.size() > 1;
     std::vector<std::pair<int, int64_t>> asks = {{2, 2 * kAhead}, {level, kAhead}};
-    if (once) asks = {{level, kAhead / 2}};
-    if (asks_near()) asks = {{level, kAhead / 8}};
+    if (asks_near()) {
+      asks = {{level, kAhead / 8}};
+    } else if (level == 1 && ahead_.size() > 1) {
+      asks = {{level, kAhead / 2}};
+    }
     for (const auto& [to, distance] : asks) {
       for (int w : ahead_) {
         const int64_t bytes = 16 * unroll * window(w).item();
