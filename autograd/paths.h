@@ -42,8 +42,9 @@ class Paths {
   /// f(k) for each input that the edge ends in.
   template <class F> void each_input(const Edge& e, const F& f) const {
     const void* const place = e.leaf ? static_cast<const void*>(e.leaf) : e.node;
-    for (const End& end : std::ranges::equal_range(ends_, place, {}, &End::place)) {
-      if (e.leaf || end.output == e.output) f(end.input);
+    auto end = std::ranges::lower_bound(ends_, place, {}, &End::place);
+    for (; end != ends_.end() && end->place == place; ++end) {
+      if (e.leaf || end->output == e.output) f(end->input);
     }
   }
 

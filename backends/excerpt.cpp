@@ -133,7 +133,7 @@ Vocabulary::Vocabulary(std::string_view text) {
     for (std::string_view name : names) defined_[name].push_back(part);
     Tokens uses = d.tokens;
     std::ranges::sort(uses);
-    uses.erase(std::ranges::unique(uses).begin(), uses.end());
+    uses.erase(std::unique(uses.begin(), uses.end()), uses.end());
     parts_.push_back({d.text, std::move(uses), names.empty()});
   });
   for (Part& p : parts_) {

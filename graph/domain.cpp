@@ -242,9 +242,9 @@ bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const
   std::vector<Access> later = accesses(b);
   std::ranges::sort(later, {}, storage);
   return std::ranges::all_of(accesses(a), [&](const Access& x) {
-    return std::ranges::all_of(
-        std::ranges::equal_range(later, storage(x), {}, storage),
-        [&](const Access& y) { return !r.conflict(x, y) || passes(r, x, y, w); });
+    return std::all_of(std::ranges::lower_bound(later, storage(x), {}, storage),
+                       std::ranges::upper_bound(later, storage(x), {}, storage),
+                       [&](const Access& y) { return !r.conflict(x, y) || passes(r, x, y, w); });
   });
 }
 

@@ -21,7 +21,8 @@ static bool holders_known(Session& s, const std::vector<Effects::Gradient>& grad
   for (size_t k = 0; k < s.survivors.size(); ++k) {
     const Storage* const made = s.survivors[k];
     uint32_t objects = s.plan && s.plan->holds(k, made);
-    const auto [from, to] = std::ranges::equal_range(seen, made, std::less<>(), storage_of);
+    const auto from = std::ranges::lower_bound(seen, made, std::less<>(), storage_of);
+    const auto to = std::ranges::upper_bound(seen, made, std::less<>(), storage_of);
     for (auto at = from, next = at; at != to; at = next, ++objects) {
       TensorImpl* const t = *at;
       next = std::find_if(at, to, [&](const TensorImpl* other) { return other != t; });

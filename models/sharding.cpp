@@ -105,7 +105,7 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
     if (begin < end && !whole) known.own = own_elements(p.detach(), known.cuts);
     // Of one that belongs to one rank the numbers are 0 or n.
     known.divided =
-        std::ranges::any_of(known.cuts, [&](int64_t at) { return at > 0 && at < p.numel(); });
+        std::ranges::any_of(known.cuts, [n = p.numel()](int64_t at) { return at > 0 && at < n; });
     if (known.divided && s->gradients_ && !in_chunks(p)) {
       const Division share{.cuts = {known.cuts}, .halves = Halves::Share};
       known.parts = std::make_unique<Buckets>(std::vector<Tensor>{p}, INT64_MAX, 1, share);

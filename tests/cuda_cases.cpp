@@ -138,9 +138,9 @@ KernelModule* build_checked(const KernelSource& source, BuildReport& report) {
     const std::string all = source.all();
     const int major = turn_of(all, long_tests() ? 1 : 2);
     if (!major) return library->build(source, report);
-    const auto [code, failure] = compile(with_support(all), "step", major);
-    CHECK_MESSAGE(failure.empty(), failure);
-    const std::string lines = greedy(code, major, [](const std::string&) { return ""; });
+    const auto built = compile(with_support(all), "step", major);
+    CHECK_MESSAGE(built.failure.empty(), built.failure);
+    const std::string lines = greedy(built.code, major, [](const std::string&) { return ""; });
     CHECK_MESSAGE(lines.empty(), lines, all);
   }
   return library->build(source, report);

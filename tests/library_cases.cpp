@@ -290,9 +290,13 @@ std::vector<Case> random_cases() {
       {"rand", {m}, [](const Tensors& x) {
          return like(rand({5, 7}, x[0].device()), x[0]) * x[0];
        }},
-      {"rand", {m}, [](const Tensors& x) { return rand_like(x[0]) - rand_like(x[0]); }},
+      {"rand", {m}, [](const Tensors& x) {
+         const Tensor first = rand_like(x[0]);
+         return rand_like(x[0]) - first;
+       }},
       {"randn", {m}, [](const Tensors& x) {
-         return like(randn({7}, x[0].device()), x[0]) + x[0] * randn_like(x[0]);
+         const Tensor first = randn_like(x[0]);
+         return like(randn({7}, x[0].device()), x[0]) + x[0] * first;
        }},
       {"randint", {m}, [](const Tensors& x) {
          return randint(-3, 1000, {40}, x[0].device());

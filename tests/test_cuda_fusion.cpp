@@ -130,7 +130,8 @@ TEST_CASE(
   if (!have_device()) return;
   const TempCache cache;
   const Tensor x = on_gpu(randn({40, 20}));
-  for (const auto& [first, own] : {std::pair{false, false}, {true, false}, {false, true}}) {
+  for (const auto& looks : {std::pair{false, false}, {true, false}, {false, true}}) {
+    const bool first = looks.first, own = looks.second;
     Tensor a = on_gpu(randint(0, 20, {40})), b = on_gpu(randint(0, 20, {40}));
     auto step = brrr::step(
         [&] {

@@ -84,9 +84,9 @@ TEST_CASE("cuda: an MLP trains as on the CPU") {
       {"silu", [](std::vector<Tensor> p) -> std::unique_ptr<optim::Optimizer> {
          return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 1e-3});
        }}};
-  for (const auto& [activation, make] : cases) {
-    CAPTURE(std::string(activation));
-    check_losses(train_mlp(kCUDA, activation, make), train_mlp(kCPU, activation, make));
+  for (const auto& c : cases) {
+    CAPTURE(std::string(c.first));
+    check_losses(train_mlp(kCUDA, c.first, c.second), train_mlp(kCPU, c.first, c.second));
   }
 }
 

@@ -174,8 +174,9 @@ TEST_CASE("cuda module: on a GPU, what a capture forbids spoils it, and the stre
       {"captures another stream", [&] { return v.fill(chain->y, 0, bytes, other); }},
       {"cuLaunchKernel", [&] { return chain->launch(0); }},
   };
-  for (const auto& [said, call] : calls) {
-    CAPTURE(std::string(said));
+  for (const auto& [error, call] : calls) {
+    const std::string said = error;
+    CAPTURE(said);
     Graph* g = whole;
     REQUIRE_DONE(v.begin_capture(s));
     const Failure failure = call();

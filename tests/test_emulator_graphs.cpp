@@ -200,7 +200,8 @@ TEST_CASE("emulator graphs: whatever else the capturing thread asks for fails an
       {"it takes 32", [&] { return d.launch(chain.add, 1, n, 1); }},
       {"not within device memory", [&] { return v.fill(chain.in, 0, bytes, d.stream); }},
   };
-  for (const auto& [said, call] : calls) {
+  for (const auto& [error, call] : calls) {
+    const std::string said = error;
     CAPTURE(said);
     Graph* g = whole;
     size_t nodes = 0;

@@ -63,11 +63,13 @@ TEST_CASE("row fusion: row ops and their neighbours") {
 
 TEST_CASE("row fusion: rows of which a vector holds several, or one") {
   const test::TempCache cache;
-  for (const auto& [rows, t] : {std::pair{IntList{37, 2}, kFloat32},
-                                {{3, 11, 4}, kBFloat16},
-                                {{50, 8}, kFloat64},
-                                {{64, 8}, kFloat32},
-                                {{9, 16}, kFloat32}}) {
+  for (const auto& of : {std::pair{IntList{37, 2}, kFloat32},
+                         {{3, 11, 4}, kBFloat16},
+                         {{50, 8}, kFloat64},
+                         {{64, 8}, kFloat32},
+                         {{9, 16}, kFloat32}}) {
+    const IntList rows = of.first;
+    const DType t = of.second;
     CAPTURE(to_string(rows));
     IntList numbers = rows;
     numbers[numbers.size() - 1] = 1;

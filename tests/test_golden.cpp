@@ -227,9 +227,10 @@ void product_lines(Lines& l, DType t) {
       {"ba", {{3, 4}}},
       {"...ij,...jk->...ik", {{2, 1, 3, 4}, {3, 4, 2}}},
       {"ij,kj->", {{3, 4}, {1, 4}}}};
-  for (const auto& [equation, sizes] : sums) {
+  for (const auto& sum : sums) {
+    const std::string& equation = sum.first;
     Tensors in;
-    for (const IntList& s : sizes) in.push_back(whole(s, t, static_cast<int>(in.size())));
+    for (const IntList& s : sum.second) in.push_back(whole(s, t, static_cast<int>(in.size())));
     l.add(
         "einsum", t, equation, [&](In x) { return einsum(equation, x); }, {in}, true);
   }

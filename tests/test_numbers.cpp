@@ -27,9 +27,10 @@ void check_cases(const std::vector<Case>& cases) {
   auto walked = step(all, StepOptions{});
   const std::vector<std::pair<const char*, Tensors>> runs = {
       {"eager", all()}, {"graph", graph()}, {"replay", graph()}, {"walker", walked()}};
-  for (const auto& [mode, results] : runs) {
+  for (const auto& run : runs) {
+    const Tensors& results = run.second;
     for (size_t i = 0; i < cases.size(); ++i) {
-      const std::string what = std::string(cases[i].what) + ", " + mode;
+      const std::string what = std::string(cases[i].what) + ", " + run.first;
       CHECK_MESSAGE(results[i].dtype() == cases[i].dtype, what, ": ",
                     std::string(name(results[i].dtype())));
       const Ints got = results[i].to_vector<int64_t>();

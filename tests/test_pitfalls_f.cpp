@@ -227,7 +227,7 @@ TEST_CASE("pitfall F7: five sizes, one bound by compute, and the gain from the l
     sizes[j["task"]].insert(j["batch"].get<int64_t>());
   }
   CHECK(sizes.size() == 2);
-  for (const auto& [task, batches] : sizes) CHECK_MESSAGE(batches.size() >= 5, task);
+  for (const auto& task : sizes) CHECK_MESSAGE(task.second.size() >= 5, task.first);
 }
 
 TEST_CASE("pitfall F8: the language of the baseline is named") {

@@ -215,8 +215,8 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
     CHECK(text.find(", fc1") != std::string::npos);
     const json j = json::parse(profile.json());
     CHECK(j["rows"].size() == profile.rows().size());
-    for (const auto& [device, limits] : j["limits"].items()) {
-      CAPTURE(device);
+    for (const json& limits : j["limits"]) {
+      CAPTURE(limits.dump());
       CHECK(limits["peaks"]["float32"]["gflops"].get<double>() > 0);
       CHECK(limits["launch_ns"]["eager"].is_number());
       CHECK(limits["versions"].is_string());

@@ -80,7 +80,8 @@ TEST_CASE("row ops: rows that lie together in a vector have the bits of one alon
   for_row_ops([](const OpDef& op) {
     const RowInfo& info = *op.row;
     for (DType t : kFloatTypes) {
-      for (const auto& [rows, n] : {std::pair{21, 1}, {2, 2}, {19, 2}, {33, 4}, {7, 8}, {16, 8}}) {
+      for (const auto& sizes : {std::pair{21, 1}, {2, 2}, {19, 2}, {33, 4}, {7, 8}, {16, 8}}) {
+        const int rows = sizes.first, n = sizes.second;
         CAPTURE(t);
         CAPTURE(n);
         RowCase c = make_case(info, rows, n, t);

@@ -139,7 +139,8 @@ TEST_CASE("strips: a GPT trains to eager's bits at any batch and size of parts")
   test::TempCache cache;
   const std::pair<int64_t, std::vector<int64_t>> asks[] = {
       {64, {1 << 16, 1 << 13, 1}}, {48, {1 << 13}}, {15, {1 << 16, 1}}, {1, {1}}};
-  for (const auto& [batch, sizes] : asks) {
+  for (const auto& [sequences, sizes] : asks) {
+    const int64_t batch = sequences;
     CAPTURE(batch);
     const Trained eager = train_gpt({.batch = batch}, {.mode = Mode::Eager});
     for (const int64_t bytes : sizes) {

@@ -169,7 +169,7 @@ template <class F, class V, class S, class O, bool Tail>
     if constexpr (O::is_integer(k)) {
       return Type(integers[k]);
     } else {
-      const auto load = [&] __attribute__((always_inline)) {
+      const auto load = [&]() __attribute__((always_inline)) {
         const auto* p = reinterpret_cast<const StoredAs<S>*>(in[k]);
         if constexpr (Tail)
           return vx::load_n(p, n);

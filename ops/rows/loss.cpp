@@ -45,7 +45,8 @@ template <bool smooth> struct CrossEntropy {
 // the maximum, so neither does its gradient.
 constexpr auto row_cross_entropy_gradient = [](auto x, auto id, auto hit, auto miss, auto, auto max,
                                                auto sum, auto g) {
-  const auto p = m::exp(x - m::constant(max)) * (1.0 / sum);
+  const auto scale = 1.0 / sum;
+  const auto p = m::exp(x - m::constant(max)) * scale;
   const auto target = m::where(row::is_at(id), hit + miss, miss);
   return m::where(row::counts(id), (p - target) * g, 0.0);
 };

@@ -21,7 +21,8 @@ const RowOp layer_norm_row{
       return std::tuple{d * rstd * weight + bias, mean, rstd};
     },
     [](auto x, auto weight, auto, auto, auto, auto mean, auto rstd, auto g) {
-      const auto h = (x - mean) * rstd, w = g * weight;
+      const auto h = (x - mean) * rstd;
+      const auto w = g * weight;
       return std::tuple{(w - row::mean(w) - h * row::mean(w * h)) * rstd, row::over_rows(g * h),
                         row::over_rows(g)};
     }};
@@ -36,7 +37,8 @@ const RowOp rms_norm_row{
       return std::tuple{x * rstd * weight, rstd};
     },
     [](auto x, auto weight, auto, auto, auto rstd, auto g) {
-      const auto h = x * rstd, w = g * weight;
+      const auto h = x * rstd;
+      const auto w = g * weight;
       return std::tuple{(w - h * row::mean(w * h)) * rstd, row::over_rows(g * h)};
     }};
 

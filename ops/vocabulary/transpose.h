@@ -40,8 +40,12 @@ BRRR_VX Reg load_halves(const float* low, const float* high) {
   double __attribute__((vector_size(32))) first, second;
   __builtin_memcpy(&first, low, sizeof first);
   __builtin_memcpy(&second, high, sizeof second);
+#ifdef __clang__
+  return (Reg)__builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7);
+#else
   const auto r = __builtin_shufflevector(first, first, 0, 1, 2, 3, -1, -1, -1, -1);
   return (Reg)__builtin_ia32_insertf64x4_mask(r, second, 1, r, static_cast<unsigned char>(-1));
+#endif
 }
 #endif
 

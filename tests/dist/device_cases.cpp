@@ -77,7 +77,8 @@ bool linked() { return dist::size() > 1 && dist::gpus_linked(); }
 TEST_SUITE("device") {
   TEST_CASE("device: gradients have the bits of an exchange on the CPU; linked, it is captured") {
     if (dist::size() == 1) return;
-    for (const auto& [bucket, passes] : {std::pair{0, 1}, {40, 1}, {0, 2}}) {
+    for (const auto& setting : {std::pair{0, 1}, {40, 1}, {0, 2}}) {
+      const int bucket = setting.first, passes = setting.second;
       CAPTURE(bucket);
       CAPTURE(passes);
       const Trained cpu = train(kCPU, Mode::Eager, bucket, passes, 6);

@@ -224,7 +224,7 @@ TEST_CASE("DataParallel: each rank keeps its part of the state, and rank 0 saves
     const StateDict state = run->opt.state_dict();
     if (dist::rank() == 0) {
       CHECK(state.size() == expected.size());
-      for (const auto& [name, t] : expected) CHECK_MESSAGE(same_bits(state.at(name), t), name);
+      for (const auto& e : expected) CHECK_MESSAGE(same_bits(state.at(e.first), e.second), e.first);
     }
     // An even part, but for what one small parameter makes.
     const double part =

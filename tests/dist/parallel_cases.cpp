@@ -251,7 +251,8 @@ TEST_CASE("DataParallel: a state that does not fit some rank is loaded by none")
   const StateDict own = run.opt.state_dict(), all = whole.opt.state_dict();
   run.opt.load_state_dict(own);
   run.opt.load_state_dict(all);
-  for (const auto& [name, t] : all) {
+  for (const auto& entry : all) {
+    const std::string& name = entry.first;
     CAPTURE(name);
     for (const bool misses : {true, false}) {
       StateDict bad = all;

@@ -101,7 +101,7 @@ void narrow(double x, Float16& to) {
 
 // --- Products ------------------------------------------------------------------------------------
 
-using Four = double __attribute__((vector_size(32), aligned(8)));
+using Four = double __attribute__((vector_size(32)));
 constexpr size_t kRows = 4, kColumns = 8;
 
 // A tile of c: its elements are sums in the order of k, each in a register of its own (of an array
@@ -109,8 +109,9 @@ constexpr size_t kRows = 4, kColumns = 8;
 void add_tile(const double* a, const double* b, size_t k, double (&to)[kRows][kColumns]) {
   Four s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{};
   for (; k > 0; --k, a += kRows, b += kColumns) {
-    const Four low = *reinterpret_cast<const Four*>(b),
-               high = *reinterpret_cast<const Four*>(b + 4);
+    Four low, high;
+    std::memcpy(&low, b, sizeof low);
+    std::memcpy(&high, b + 4, sizeof high);
     s0 += a[0] * low, s1 += a[0] * high;
     s2 += a[1] * low, s3 += a[1] * high;
     s4 += a[2] * low, s5 += a[2] * high;
