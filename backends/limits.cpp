@@ -64,11 +64,11 @@ double product_gflops(Device device, DType dtype) {
   }
 }
 
-DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
+DeviceLimits kept_limits(Device device, const std::string& how, bool anew,
                          const std::function<DeviceLimits(Keep&)>& measure) {
-  std::vector<std::string_view> all{kForm};
-  all.insert(all.end(), fields.begin(), fields.end());
-  return limits_of(kept_figures(all, anew, [&](Keep& keep) { return figures_of(measure(keep)); }));
+  const DeviceProperties p = device_properties(device);
+  return limits_of(kept_figures({kForm, name(device), p.name, p.versions, how}, anew,
+                                [&](Keep& keep) { return figures_of(measure(keep)); }));
 }
 
 }  // namespace brrr::jit

@@ -2,8 +2,7 @@
 // Measured limits, kept on disk beside the kernels: <key> names the machine.
 
 #include <functional>
-#include <string_view>
-#include <vector>
+#include <string>
 
 #include "core/device.h"
 #include "core/figures.h"
@@ -15,9 +14,9 @@ double best_seconds(Device device, const std::function<void()>& f);
 /// Of products of square matrices that grow until one is long enough to use all of the device.
 double product_gflops(Device device, DType dtype);
 
-/// Those kept under what the fields say of the machine and the build, or what `measure` finds
-/// and says how long to keep.
-DeviceLimits kept_limits(const std::vector<std::string_view>& fields, bool anew,
+/// Those kept of the device, and of what else decides them, or what `measure` finds and says how
+/// long to keep.
+DeviceLimits kept_limits(Device device, const std::string& how, bool anew,
                          const std::function<DeviceLimits(Keep&)>& measure);
 
 }  // namespace brrr::jit

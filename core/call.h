@@ -48,7 +48,7 @@ Tensor call(const OpDef& op, const Inputs& in, const Attributes&... attributes) 
   return std::move(c.out[0]);
 }
 
-/// All results; `n_out` is for rows that have more or fewer from one call to the next.
+/// All results: op.n_out, but of rows that have more or fewer from one call to the next.
 using Outputs = std::array<Tensor, kMaxOutputs>;
 template <class... Attributes>
 Outputs call_outputs(const OpDef& op, int n_out, const Inputs& in,
@@ -59,10 +59,6 @@ Outputs call_outputs(const OpDef& op, int n_out, const Inputs& in,
   Outputs outputs;
   std::move(c.out, c.out + n_out - op.n_scratch, outputs.begin());
   return outputs;
-}
-template <class... Attributes>
-Outputs call_outputs(const OpDef& op, const Inputs& in, const Attributes&... attributes) {
-  return call_outputs(op, op.n_out, in, attributes...);
 }
 
 /// Writes the result into `out`, in place.

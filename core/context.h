@@ -2,6 +2,7 @@
 // What a thread carries from op to op, or keeps to use again, and the recorder's interface.
 
 #include "core/op.h"
+#include "core/thread_own.h"
 
 namespace brrr {
 
@@ -68,26 +69,10 @@ struct Context {
   const Scope* scope = nullptr;
   const OpDef* running = nullptr;  ///< The op run last, for messages about memory.
   Scratch scratch;                 ///< While a replay runs a kernel: raw_empty takes from it.
-  uint32_t site = 0;               ///< While a replay queues kernels: see GraphBackend::site.
+  uint32_t site = 0;               ///< While a replay queues kernels: see device_queue::site().
   int tf32 = -1;  ///< What a recorded step has of allow_tf32(); below 0: it is as for all threads.
 };
 inline thread_local constinit Context context;
-
-/// The thread's own T, made at its first use. It ends with the thread's other objects, some of
-/// which may compute in their destructors after it, as those of static objects may: then one is
-/// made anew, and stays.
-template <class T> T& thread_own() {
-  static constinit thread_local T* own = nullptr;
-  struct Closer {
-    ~Closer() { delete std::exchange(own, nullptr); }
-  };
-  if (!own) [[unlikely]] {
-    own = new T;
-    static thread_local const Closer closer;
-    static_cast<void>(closer);
-  }
-  return *own;
-}
 
 /// The one place through which kernels pass, of both modes, on every device. Who looks on sees it
 /// begin, and fail; the caller says what it was.

@@ -66,11 +66,17 @@ template <class Arguments>
 void run_kernel(const DeviceKernel& k, Variant v, const Grid& g, const Arguments& a) {
   if (g.x > 0 && g.y > 0 && g.z > 0) backend(DeviceType::CUDA).run_kernel(k, v, g, &a, sizeof a);
 }
+namespace device_queue {
+/// The one place where kernels are queued: one that Backend::symbol gave, for a step's plan.
+/// `arguments` are copied.
+void launch(void* kernel, const char* name, const Grid& grid, int threads, const void* arguments,
+            size_t bytes);
+}  // namespace device_queue
 /// For kernels' arguments: where `in_range(p.fault, i, limit, p.op)` notes the first index outside
 /// [0, limit), which it answers with false: nothing may be read or written then. The next read of
 /// a tensor, or synchronize(), throws what was noted. `op` is fault_op(call). `bad_row(p.fault,
 /// row, p.op)` notes other values that an op cannot take.
-inline char* device_fault() { return backend(DeviceType::CUDA).fault(); }
+char* device_fault();
 /// The op of a call, and in a replay where in the step it was called.
 long fault_op(const OpDef& op, uint32_t site);
 long fault_op(const OpCall& c);

@@ -42,8 +42,8 @@ void give_pinned(char* p) noexcept;
 void to_pinned(char* to, const void* from, size_t bytes);    ///< Queued.
 void from_pinned(void* to, const char* from, size_t bytes);  ///< Queued.
 // --- messages --------------------------------------------------------------------------------
-/// "NCCL 2.27.3"; "" where there is no module for them, and why.
-std::string messages(std::string& why);
+/// Whether there is a module for them; if not, why.
+bool messages(std::string& why);
 /// Of the GPU, the same in every process that uses it.
 std::string identity();
 /// One for all ranks; each then joins at the same time.

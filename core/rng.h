@@ -20,10 +20,6 @@ struct RngState {
 RngState rng_state();
 /// Continues a saved stream (checkpoints).
 void set_rng_state(RngState s);
-/// The first attributes of a row that draws.
-struct DrawAttrs {
-  uint64_t seed, number;
-};
 /// Appends the seed and the next draw number to a call's attributes, both marked dynamic.
 void push_draw(OpCall& call);
 /// The next word of the call is a draw's seed or number: a recorded step has another on every call.

@@ -39,7 +39,7 @@ void own_memory(Storage& s, void* memory) {
 
 void forget_early(Storage& s) noexcept {
   if (!s.early) return;
-  backend(s.device.type).graphs->drop(std::exchange(s.early, nullptr));
+  device_queue::drop(std::exchange(s.early, nullptr));
   s.owned = !s.lent;
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <sstream>
 
 #include "backends/cpu/stream.h"
 #include "core/check.h"
@@ -73,16 +72,9 @@ struct Options : CommandLine {
   }
 };
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
 void print_section(const lab::Section& s) {
-  for (const std::string& line : lines_of(s.seen)) {
-    fmt::print("\n{}\n", fmt::join(brrr::wrapped(line, 90), "\n"));
+  for (const std::string& text : s.seen) {
+    fmt::print("\n{}\n", fmt::join(brrr::wrapped(text, 90), "\n"));
   }
   for (const Sheet& sheet : s.sheets) fmt::print("\n{}\n\n{}", sheet.title, sheet.text());
   std::fflush(stdout);
@@ -96,15 +88,15 @@ Page page_of(const lab::Lab& lab, const std::vector<lab::Section>& sections) {
   if (lab.quick) page.paragraph("A quick run with tiny sizes: its figures mean nothing.");
   if (!lab.complaints.empty()) page.lead("Do not use these figures: " + lab.complaints);
   for (const lab::Section& s : sections) {
-    for (const Picture& p : s.answer_pictures) page.picture(p);
-    for (const std::string& line : lines_of(s.answer)) page.lead(line);
+    page.pictures(s.answer_pictures);
+    for (const std::string& text : s.answer) page.lead(text);
   }
   page.note(header_text({lab.limits}));
   if (!disturbance(lab).empty()) page.note(disturbance(lab));
   for (const lab::Section& s : sections) {
     page.heading(s.title);
-    for (const std::string& line : lines_of(s.seen)) page.paragraph(line);
-    for (const Picture& p : s.pictures) page.picture(p);
+    for (const std::string& text : s.seen) page.paragraph(text);
+    page.pictures(s.pictures);
     if (!s.note.empty()) page.note(s.note);
     for (const Sheet& sheet : s.sheets) page.table(sheet);
   }
@@ -116,7 +108,8 @@ Json json_of(const lab::Lab& lab, const std::vector<lab::Section>& sections, dou
   for (const lab::Section& s : sections) {
     Json tables = Json::object();
     for (const Sheet& sheet : s.sheets) tables[sheet.name] = sheet.json();
-    all.push_back(object("title seen tables", s.title, s.seen, tables));
+    const std::string seen = fmt::format("{}", fmt::join(s.seen, "\n"));
+    all.push_back(object("title seen tables", s.title, seen, tables));
   }
   const Limits& l = lab.limits;
   return object(

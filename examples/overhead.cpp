@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "core/check.h"
 #include "examples/common/options.h"
@@ -95,15 +94,19 @@ void add_trace(Trace& trace, const Options& o, const Task& task, brrr::Device de
     t->trace = nullptr;
     const brrr::Profile profile;  // Its kernels and their modules.
     for (int i = 12; i < 15; ++i) t->scheduled_step(i);
-    profile.write_trace(folder.file("trace.json"));
-    std::ifstream in(folder.file("trace.json"));
-    const std::string text(std::istreambuf_iterator<char>(in), {});
-    trace.add(name, brrr::bench::parse_json(text)["traceEvents"]);
+    const std::string file = folder.file("trace.json");
+    profile.write_trace(file);
+    trace.add(name, brrr::bench::parse_json(brrr::data::load_bytes(file))["traceEvents"]);
   }
 }
 
-const std::vector<int64_t>& sizes_of(const Options& o, const Task& task) {
-  return o.sizes.empty() ? task.sizes : o.sizes;
+// Of the sizes that are to be measured.
+std::vector<Task> tasks_of(const Options& o) {
+  std::vector<Task> all = tasks(o.own ? "own" : o.model);
+  for (Task& task : all) {
+    if (!o.sizes.empty()) task.sizes = distinct(o.sizes);
+  }
+  return all;
 }
 
 void write_files(const Options& o, const std::vector<Task>& all, const std::vector<Limits>& devices,
@@ -114,24 +117,17 @@ void write_files(const Options& o, const std::vector<Task>& all, const std::vect
   Trace trace;
   for (const Task& task : all) {
     const auto near = [](int64_t a, int64_t b) { return std::abs(a - 32) < std::abs(b - 32); };
-    const auto& sizes = sizes_of(o, task);
-    const int64_t batch = *std::min_element(sizes.begin(), sizes.end(), near);
+    const int64_t batch = *std::ranges::min_element(task.sizes, near);
     for (const Limits& l : devices) add_trace(trace, o, task, l.device, batch);
   }
   write_file(o.trace, trace.json());
-}
-
-// Before anything is measured, so that a missing GPU costs no time.
-std::vector<brrr::Device> devices_of(const Options& o) {
-  if (o.device == kBoth) return {device_of("cpu"), device_of("cuda")};
-  return {device_of(o.device)};
 }
 
 // Adds what cannot be trusted to `complaints`.
 Report measure_task(const Options& o, const Task& task, const Limits& limits,
                     std::string& complaints) {
   Report report{task.name, task.one_kernel, o.optimizer, limits, {}};
-  for (int64_t batch : sizes_of(o, task)) {
+  for (int64_t batch : task.sizes) {
     std::fflush(stdout);
     report.sizes.push_back(measure_size(o, task, batch, limits));
     const std::string& complaint = report.sizes.back().complaint;
@@ -144,7 +140,7 @@ Report measure_task(const Options& o, const Task& task, const Limits& limits,
 
 // The step in eager mode, as brrr::diagnose sees it.
 void diagnose_sizes(const Options& o, const Task& task, brrr::Device device) {
-  for (int64_t batch : sizes_of(o, task)) {
+  for (int64_t batch : task.sizes) {
     const Batches batches = task.batches(batch).to(device);
     const auto trainer = make_trainer(task, batches, o.optimizer, Way::Eager);
     fmt::print("\nbatch {}: {}\n", batch, trainer->diagnose().c_str());
@@ -158,19 +154,22 @@ int distrust(const std::string& complaints) {
 }
 
 int scale(int ranks, const std::vector<std::string>& arguments) {
-  const std::vector<ScalingRow> rows = measure_scaling(ranks, arguments);
-  for (const Sheet& s : scaling_sheets(rows)) fmt::print("{}\n\n{}\n", s.title, s.text());
-  const ScalingCheck check = check_scaling(rows);
-  if (!check.complaints.empty()) {
-    return distrust(fmt::format("{}\n", fmt::join(check.complaints, "\n")));
+  const Scaling all = measure_scaling(ranks, arguments);
+  for (const Sheet& s : all.sheets) fmt::print("{}\n\n{}\n", s.title, s.text());
+  if (!all.complaints.empty()) {
+    return distrust(fmt::format("{}\n", fmt::join(all.complaints, "\n")));
   }
   fmt::print("both modes had the same parameters, bit for bit; no step fell back\n");
   return 0;
 }
 
 int run(const Options& o) {
-  const std::vector<Task> all = tasks(o.own ? "own" : o.model);
-  const std::vector<Limits> devices = measure_limits(devices_of(o));
+  const std::vector<Task> all = tasks_of(o);
+  std::vector<brrr::Device> places;  // Before anything is measured: a missing GPU costs no time.
+  for (const char* name : {"cpu", "cuda"}) {
+    if (o.device == name || o.device == kBoth) places.push_back(device_of(name));
+  }
+  const std::vector<Limits> devices = measure_limits(places);
   fmt::print("{}", header_text(devices));
   std::vector<Report> reports;
   std::string complaints;
@@ -194,13 +193,12 @@ int run(const Options& o) {
 int main(int argc, char** argv) {
   Options o;
   return o.run(argc, argv, [&] {
-    o.sizes = distinct(o.sizes);
     if (o.ranks == 0) return run(o);
     BRRR_CHECK(o.device == "cpu" && o.json.empty() && o.plot.empty() && o.trace.empty(),
                "--ranks prints tables of steps on the CPU; leave out --device, --json, --plot and "
                "--trace");
     if (std::getenv("BRRR_SCALING_ROW")) {
-      print_scaling_row(tasks(o.own ? "own" : o.model), o.sizes, o.optimizer, o.seconds);
+      print_scaling_row(tasks_of(o), o.optimizer, o.seconds);
       return 0;
     }
     return scale(static_cast<int>(o.ranks), {argv + 1, argv + argc});

@@ -115,13 +115,12 @@ class Run : public Training {
   void make_data(const std::string& characters);
   void make_training();
   std::vector<int64_t> encode_prompt() const;
-  std::tuple<Tensor, Tensor> training_step(const Tensor& x, const Tensor& y);
   std::string diagnosis(const data::Batch& batch, brrr::RngState before);
-  double validation_loss();
 
   Tensor loss_of(const Tensor& x, const Tensor& y) override;
-  double advance(LossLog& losses, bool look) override;
-  double test() override { return validation_loss(); }
+  std::vector<Tensor> training_step(const Tensor& x, const Tensor& y) override;
+  double advance(RunLog& log, bool look) override;
+  double test() override;
   Unit unit() const override {
     const GptOptions& o = options_;
     return {"tokens", static_cast<double>(o.batch * o.passes() * o.model.block), "validation",
@@ -131,9 +130,6 @@ class Run : public Training {
   brrr::Metadata notes() const override;
   uint64_t data_hash() const override { return data_->hash(); }
   brrr::DType compute_dtype() const override { return options_.compute_dtype(); }
-  brrr::StepStats stats() const override { return step_.stats(); }
-  std::string explain() const override { return step_.explain(); }
-  std::string source() const override { return step_.source(); }
 
   GptOptions& options_;
   std::unique_ptr<data::Tokenizer> tokenizer_;  // Null if a .bin's is not known.
@@ -143,18 +139,17 @@ class Run : public Training {
   // The rest is empty in a run that only samples.
   data::Tokens text_;
   std::unique_ptr<data::TokenDataset> data_;
-  brrr::Step<std::function<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&)>> step_{
-      [this](const Tensor& x, const Tensor& y) { return training_step(x, y); },
-      {.mode = options_.step_mode(),
-       .verify_every = static_cast<int>(options_.verify_every),
-       .check_numerics = options_.check_numerics}};
   brrr::Step<std::function<Tensor(const Tensor&, const Tensor&)>> evaluation_{
       [this](const Tensor& x, const Tensor& y) { return loss_of(x, y); },
       {.mode = options_.step_mode()}};
   int64_t tested_ = 0;  // Tokens of the last test.
 };
 
-Run::Run(GptOptions& o) : Training(o), options_(o) {
+Run::Run(GptOptions& o)
+    : Training(o, {.mode = o.step_mode(),
+                   .verify_every = static_cast<int>(o.verify_every),
+                   .check_numerics = o.check_numerics}),
+      options_(o) {
   device = device_of(o.device);
   if (o.tokenizer.empty()) o.tokenizer = is_tokens(o.data) ? "gpt2" : "char";
   BRRR_CHECK(o.tokenizer == "gpt2" || o.vocab.empty(),
@@ -172,8 +167,7 @@ Run::Run(GptOptions& o) : Training(o), options_(o) {
   model_ = std::make_unique<brrr::models::GPT>(o.model);
   model_->to(device);
   if (trains()) make_training();
-  set_parts(*model_, data_.get());
-  restore();
+  restore(*model_, data_.get());
 }
 
 void Run::find_tokenizer(const std::string& characters) {
@@ -265,7 +259,7 @@ Tensor Run::loss_of(const Tensor& x, const Tensor& y) {
 
 /// Loss and norm of the gradients. A step in which one of them is not finite changes no parameter,
 /// so that what went wrong can be looked at, and with float16 tried again at a smaller scale.
-std::tuple<Tensor, Tensor> Run::training_step(const Tensor& x, const Tensor& y) {
+std::vector<Tensor> Run::training_step(const Tensor& x, const Tensor& y) {
   optimizer->zero_grad();
   const Tensor loss = add_gradients(x, y);
   const std::vector<Tensor>& parameters = optimizer->parameters();
@@ -290,22 +284,22 @@ std::string Run::diagnosis(const data::Batch& batch, brrr::RngState before) {
   return bad.empty() ? "the parameters and their gradients are finite" : "first " + bad;
 }
 
-double Run::advance(LossLog& losses, bool) {
+double Run::advance(RunLog& log, bool) {
   const brrr::RngState before = brrr::rng_state();
   const data::Batch batch = data_->next();
-  const auto [loss, norm] = step_(parallel->part(batch.x), parallel->part(batch.y));
-  losses.add(loss);
-  const double now = losses.read(), size = norm.item<double>();
+  const std::vector<Tensor> results = step_(parallel->part(batch.x), parallel->part(batch.y));
+  log.add(results[0]);
+  const double now = log.read(), size = results[1].item<double>();
   BRRR_CHECK(
       std::isfinite(now) && (scaler || std::isfinite(size)),
       "step {}: the loss is {}{}, the norm of the gradients {}: {}; no parameter was changed. "
       "--check-numerics names the operation; a smaller --lr or --clip may help",
-      step + 1, now, losses.where(), plain(size), diagnosis(batch, before));
+      step + 1, now, log.where(), plain(size), diagnosis(batch, before));
   return now;
 }
 
 /// Mean loss per token, over batches spread evenly over the validation part, without gradients.
-double Run::validation_loss() {
+double Run::test() {
   const brrr::NoGradGuard guard;
   model_->eval();
   double sum = 0;
@@ -329,7 +323,7 @@ double Run::validation_loss() {
 }
 
 std::string Run::result() {
-  const double loss = validation_loss();
+  const double loss = test();
   return fmt::format(
       "validation loss {:.4f}, unigram entropy of the text {:.4f} (nats a token; {} tokens)", loss,
       data::unigram_entropy(text_), tested_);

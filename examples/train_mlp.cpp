@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cmath>
-
 #include "core/check.h"
 #include "examples/common/training.h"
 
@@ -61,14 +59,13 @@ Options::Options()
 
 class Run : public Training {
  public:
-  explicit Run(const Options& o) : Training(o), options_(o) {
+  explicit Run(const Options& o) : Training(o, {.mode = o.step_mode()}), options_(o) {
     device = device_of(o.device);
     brrr::manual_seed(static_cast<uint64_t>(o.seed));
     read_data();
     check_data();
     make_model();
-    set_parts(*model_, loader_.get());
-    restore();
+    restore(*model_, loader_.get());
   }
 
   void introduce() const {
@@ -121,32 +118,24 @@ class Run : public Training {
                                     .drop_last = o.passes() > 1});
   }
 
-  double advance(LossLog& losses, bool look) override {
+  double advance(RunLog& log, bool look) override {
     const auto [x, y] = loader_->next();
     taken_ = static_cast<double>(x.size(0));
-    losses.add(step_(parallel->part(x), parallel->part(y)));
-    return look ? finite(losses, step + 1) : 0;
+    log.add(step_(parallel->part(x), parallel->part(y))[0]);
+    return look ? finite_loss(log, step + 1) : 0;
   }
 
-  Tensor training_step(const Tensor& x, const Tensor& y) {
+  std::vector<Tensor> training_step(const Tensor& x, const Tensor& y) override {
     optimizer->zero_grad();
     const Tensor loss = add_gradients(x, y);
     optimizer->step();
-    return loss;
+    return {loss};
   }
   Tensor loss_of(const Tensor& x, const Tensor& y) override {
     return brrr::cross_entropy((*model_)(x), y);
   }
 
-  // A run that has gone wrong ends here, and does not overwrite its last good checkpoint.
-  double finite(LossLog& losses, int64_t at) const {
-    const double loss = losses.read();
-    BRRR_CHECK(std::isfinite(loss), "the loss is {}{} by step {}; first {}; try a smaller --lr",
-               loss, losses.where(), at, brrr::models::first_nonfinite(*model_));
-    return loss;
-  }
-
-  double accuracy() const {
+  double test() override {
     brrr::NoGradGuard guard;
     model_->eval();
     double right = 0;
@@ -161,12 +150,10 @@ class Run : public Training {
     return 100 * right / static_cast<double>(n);
   }
 
-  double test() override { return accuracy(); }
   Unit unit() const override { return {"images", taken_, "accuracy", "{:.2f} %"}; }
   std::string result() override {
-    return fmt::format("held-out accuracy {:.2f} %  ({} images)", accuracy(), test_.size());
+    return fmt::format("held-out accuracy {:.2f} %  ({} images)", test(), test_.size());
   }
-  void check_losses(LossLog& losses) override { finite(losses, step); }
   uint64_t data_hash() const override {
     if (!hash_) hash_ = checksum({train_.images, train_.labels});
     return *hash_;
@@ -181,9 +168,6 @@ class Run : public Training {
                "--resume {}: it was trained on other images; give the --data that it had",
                options_.resume);
   }
-  brrr::StepStats stats() const override { return step_.stats(); }
-  std::string explain() const override { return step_.explain(); }
-  std::string source() const override { return step_.source(); }
 
   const Options& options_;
   data::Dataset train_, test_;
@@ -192,9 +176,6 @@ class Run : public Training {
   mutable std::optional<uint64_t> hash_;
   std::unique_ptr<brrr::models::MLP> model_;
   std::unique_ptr<data::Loader> loader_;
-  brrr::Step<std::function<Tensor(const Tensor&, const Tensor&)>> step_{
-      [this](const Tensor& x, const Tensor& y) { return training_step(x, y); },
-      {.mode = options_.step_mode()}};
 };
 
 }  // namespace

@@ -27,17 +27,11 @@ class Ahead {
     out_ = std::make_unique<Recording>(r_);
     out_->instrs.clear();
     derivative_.assign(r_.instrs.size(), kNone);
-    std::vector<uint32_t> now_at;
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
-      now_at.push_back(static_cast<uint32_t>(out_->instrs.size()));
       out_->instrs.push_back(derivative_[at] == kNone ? r_.instrs[at] : product(at));
       for (uint32_t gradient : gradients[at]) {
         out_->instrs.push_back(derivative(gradient, at));
       }
-    }
-    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-      StorageInfo& info = out_->storages[st];
-      if (info.origin == Origin::Internal) info.maker = now_at[info.maker];
     }
     out_->complete();
     return std::move(out_);
@@ -102,25 +96,23 @@ class Ahead {
   Instr derivative(uint32_t gradient, uint32_t function) {
     Instr i = r_.instrs[gradient];
     Value v = r_.value(only_operand(i));
-    const auto storage = static_cast<uint32_t>(out_->storages.size());
-    StorageInfo info{.origin = Origin::Internal,
-                     .device = r_.storages[v.storage].device,
-                     .bytes = static_cast<size_t>(v.numel * v.item()),
-                     .maker = static_cast<uint32_t>(out_->instrs.size())};
-    out_->storages.push_back(info);
+    const Device device = r_.storages[v.storage].device;
     std::ranges::copy(contiguous_strides(v.size_list()), v.strides);
-    v.storage = storage;
+    v.storage = static_cast<uint32_t>(out_->storages.size());
+    const auto bytes = static_cast<size_t>(v.numel * v.item());
+    out_->storages.push_back({Origin::Internal, device, bytes, kNone});
     v.offset = 0;
     v.strided = false;
     derivative_[gradient] = static_cast<uint32_t>(out_->values.size());
     out_->values.push_back(v);
 
-    std::vector<uint32_t> in(r_.in(i).begin(), r_.in(i).end());
-    in.back() = kNone;
+    std::vector<uint32_t> all(r_.in(i).begin(), r_.in(i).end());
+    all.back() = kNone;
+    all.push_back(derivative_[gradient]);
     i.attrs.kinds |= 3u << (2 * (i.n_in - 1));
     i.attrs.push(1.0);
     i.path = r_.instrs[function].path;
-    put_operands(i, in, derivative_[gradient]);
+    out_->put_operands(i, i.n_in, all);
     return i;
   }
 
@@ -131,17 +123,8 @@ class Ahead {
     i.op = i.op->pointwise->times;
     i.attrs.n = 0;
     i.attrs.kinds = 0;
-    put_operands(i, {g, derivative_[gradient]}, y);
+    out_->put_operands(i, 2, {g, derivative_[gradient], y});
     return i;
-  }
-
-  void put_operands(Instr& i, const std::vector<uint32_t>& in, uint32_t out) {
-    std::vector<uint32_t>& all = out_->operands;
-    i.first_in = static_cast<uint32_t>(all.size());
-    i.n_in = static_cast<uint16_t>(in.size());
-    i.first_out = i.first_in + i.n_in;
-    all.insert(all.end(), in.begin(), in.end());
-    all.push_back(out);
   }
 
   const Recording& r_;

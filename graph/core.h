@@ -42,10 +42,6 @@ struct Entry {
     int64_t base = 0;        ///< From its first element to where the step first uses the storage.
     uint32_t histories = 0;  ///< As of Captured, since something captured may be the same one.
     bool moves = false;      ///< Another tensor has been seen there: nothing captured is.
-    bool is(const TensorImpl& t) const {
-      return number == std::atomic_ref(t.storage->number).load() && offset == t.offset &&
-             histories == t.storage->histories;
-    }
   };
   std::vector<Argument> arguments;
   /// The same of everything else from outside: its storage's number, where it begins there, and

@@ -2,6 +2,7 @@
 #include "graph/cost.h"
 
 #include <algorithm>
+#include <map>
 
 #include "core/check.h"
 #include "ops/kinds/pointwise.h"
@@ -16,12 +17,12 @@ bool KernelSize::allowed(int ndim, const Target& target) const {
   // times; more would save a pass over memory that takes less time than unrolling them less costs.
   constexpr size_t most_instrs = 256, most_in_memory = 32, most_polynomials = 16;
   return instrs <= most_instrs && in_memory <= most_in_memory && polynomials <= most_polynomials &&
-         target.takes(in_memory, numbers, ndim);
+         (!target.takes || target.takes(in_memory, numbers, ndim));
 }
 
 KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h) {
   KernelSize size;
-  std::vector<std::pair<uint32_t, uint32_t>> used;  // Storages and values, once per access.
+  std::map<uint32_t, std::vector<uint32_t>> used;  // By storage: values, once per access.
   for (uint32_t group : {g, h}) {
     for (uint32_t at : s.groups[group].instrs) {
       const Instr& i = r.instrs[at];
@@ -30,17 +31,11 @@ KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32
       size.numbers += static_cast<size_t>(std::ranges::count(r.in(i), kNone));
     }
     r.each_access(s.groups[group].instrs,
-                  [&](const Access& a) { used.emplace_back(r.value(a.value).storage, a.value); });
+                  [&](const Access& a) { used[r.value(a.value).storage].push_back(a.value); });
   }
-  std::ranges::sort(used);
-  for (auto at = used.begin(), next = at; at != used.end(); at = next) {
-    const uint32_t st = at->first;
-    size_t values = 0;
-    for (; next != used.end() && next->first == st; ++next) {
-      values += next == at || next->second != (next - 1)->second;
-    }
-    const bool others = next - at < static_cast<ptrdiff_t>(r.accesses[st].size());
-    if (others || r.lasting[st]) size.in_memory += values;
+  for (auto& [st, values] : used) {
+    const bool others = values.size() < r.accesses[st].size();
+    if (others || r.lasting[st]) size.in_memory += distinct(values).size();
   }
   return size;
 }

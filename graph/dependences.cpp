@@ -7,28 +7,24 @@
 
 namespace brrr::graph {
 
-static std::vector<bool> live_instructions(const Recording& r) {
-  std::vector<bool> live(r.instrs.size()), needed = r.lasting;
-  for (size_t at = r.instrs.size(); at-- > 0;) {
-    const Instr& i = r.instrs[at];
-    if (i.op->is_view()) continue;  // Views: their window is part of every operand.
-    // Its error is an effect, in eager mode too.
-    live[at] = i.op->reaches_out || i.op->check_values != nullptr;
-    for (uint32_t id : r.out(i)) live[at] = live[at] || needed[r.value(id).storage];
-    if (!live[at]) continue;
-    // A destination keeps what the call does not overwrite, so its earlier writers stay.
-    r.each_operand(i, [&](uint32_t value, bool write) {
-      if (!write || i.into) needed[r.value(value).storage] = true;
-    });
-  }
-  return live;
-}
-
 void Recording::find_accesses() {
   lasting.assign(storages.size(), false);
   for (uint32_t st : survivors) lasting[st] = true;
   for (uint32_t st : externals) lasting[st] = true;
-  live = live_instructions(*this);
+  live.assign(instrs.size(), false);
+  std::vector<bool> needed = lasting;
+  for (size_t at = instrs.size(); at-- > 0;) {
+    const Instr& i = instrs[at];
+    if (i.op->is_view()) continue;  // Views: their window is part of every operand.
+    // Its error is an effect, in eager mode too.
+    live[at] = i.op->reaches_out || i.op->check_values != nullptr;
+    for (uint32_t id : out(i)) live[at] = live[at] || needed[value(id).storage];
+    if (!live[at]) continue;
+    // A destination keeps what the call does not overwrite, so its earlier writers stay.
+    each_operand(i, [&](uint32_t id, bool write) {
+      if (!write || i.into) needed[value(id).storage] = true;
+    });
+  }
   accesses.assign(storages.size(), {});
   written.assign(storages.size(), false);
   for (uint32_t at = 0; at < instrs.size(); ++at) {
@@ -45,6 +41,13 @@ void Schedule::number_groups(size_t instrs) {
   for (uint32_t g = 0; g < groups.size(); ++g) {
     for (uint32_t at : groups[g].instrs) group_of[at] = g;
   }
+}
+
+void Schedule::reorder(const std::vector<uint32_t>& order) {
+  std::vector<Group> now;
+  for (uint32_t g : order) now.push_back(std::move(groups[g]));
+  groups = std::move(now);
+  number_groups(group_of.size());
 }
 
 std::pair<uint32_t, uint32_t> Schedule::life(const Recording& r, uint32_t storage) const {

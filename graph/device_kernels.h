@@ -73,30 +73,25 @@ class DeviceKernels : public Plan {
     counts_.plan_seconds += seconds_since(start);
   }
 
+  // What runs beside keeps its memory for as long as it may take, unless the arena would grow: then
+  // what writes there next waits for it.
   void place_temporaries(MemoryRules& rules) {
     plan_temporaries(rules);
     if (!branches_.count) return;
-    const size_t bound = memory_.lower_bound_bytes;
-    keep_beside(rules, memory_.arena_bytes);
-    memory_.lower_bound_bytes = bound;  // Of what is needed, not of what is kept.
-  }
-
-  // What runs beside keeps its memory for as long as it may take, unless the arena would grow: then
-  // what writes there next waits for it.
-  void keep_beside(MemoryRules& rules, size_t least) {
+    const size_t least = memory_.arena_bytes, bound = memory_.lower_bound_bytes;
     rules.until = branches_.until;
     for (int attempt = 0; attempt < 3; ++attempt) {
       plan_temporaries(rules);
-      if (memory_.arena_bytes <= least) return;
-      bool shorter = false;
+      if (memory_.arena_bytes <= least) break;
       for (uint32_t g = 0; g <= memory_.peak; ++g) {
-        shorter = shorter || (rules.until[g] >= memory_.peak && rules.until[g] > g);
         if (rules.until[g] >= memory_.peak) rules.until[g] = g;
       }
-      if (!shorter) break;
     }
-    rules.until.clear();
-    plan_temporaries(rules);
+    if (memory_.arena_bytes > least) {
+      rules.until.clear();
+      plan_temporaries(rules);
+    }
+    memory_.lower_bound_bytes = bound;  // Of what is needed, not of what is kept.
   }
 
   void generate_kernels() {
@@ -125,7 +120,7 @@ class DeviceKernels : public Plan {
           "device",
           i.op->name);
       l.call = make_call(r_, i, bound_);
-      l.site = device_.graphs->site(r_.paths[i.path]);
+      l.site = device_queue::site(r_.paths[i.path]);
     }
     kernels_ += generated_;
     place_tables();
@@ -230,7 +225,7 @@ class DeviceKernels : public Plan {
   int64_t fault_op_of(const Part& part) const {
     for (uint32_t at : part.instrs) {
       const Instr& i = r_.instrs[at];
-      if (i.op->check_values) return fault_op(*i.op, device_.graphs->site(r_.paths[i.path]));
+      if (i.op->check_values) return fault_op(*i.op, device_queue::site(r_.paths[i.path]));
     }
     return -1;
   }
@@ -243,8 +238,8 @@ class DeviceKernels : public Plan {
       const program::CallTable table{block_ + b.at, first, b.parts};
       first += b.parts;
       const void* const arguments = from_table ? static_cast<const void*>(&table) : b.words.data();
-      device_.graphs->run(k.fn, k.name.c_str(), {k.blocks}, k.threads, arguments,
-                          from_table ? sizeof table : b.words.size() * sizeof(int64_t));
+      device_queue::launch(k.fn, k.name.c_str(), {k.blocks}, k.threads, arguments,
+                           from_table ? sizeof table : b.words.size() * sizeof(int64_t));
     }
   }
 

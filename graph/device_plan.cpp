@@ -58,7 +58,7 @@ class DevicePlan final : public DeviceKernels {
     counts_.upload_bytes = block_bytes_;
   }
   ~DevicePlan() override {
-    if (graph_) device_.graphs->release(graph_);
+    if (graph_) device_queue::release(graph_);
     const std::lock_guard lock(lending());
     slots_.clear();
   }
@@ -83,7 +83,7 @@ class DevicePlan final : public DeviceKernels {
     if (direct) launch_directly(now.bindings);
     counts_.direct += direct && !watched;
     for (size_t k = 0; k < externals_.size(); ++k) {
-      if (externals_[k].in_slot && externals_[k].written) copy_back(k, now.bindings[k]);
+      if (externals_[k].in_slot && is_written(k)) copy_back(k, now.bindings[k]);
     }
     hand_out(now.survivors);
   }
@@ -102,7 +102,6 @@ class DevicePlan final : public DeviceKernels {
  private:
   /// What the step touches of an external storage, in bytes from where the binding begins.
   struct External : Extent {
-    bool written = false;
     bool in_slot = false;  ///< The captured kernels use the slot.
     /// Values of the windows that are written, where none is all of it: other threads may write
     /// between them.
@@ -116,10 +115,11 @@ class DevicePlan final : public DeviceKernels {
     char* slot_begin() const { return static_cast<char*>(slot->data) + ((low % 16) + 16) % 16; }
   };
 
+  bool is_written(size_t external) const { return r_.written[r_.externals[external]]; }
+
   void find_externals() {
     for (uint32_t st : r_.externals) {
       External& x = externals_.emplace_back();
-      x.written = r_.written[st];
       if (r_.storages[st].device == kCPU) continue;
       static_cast<Extent&>(x) = r_.extent(st);
       for (const Access& a : r_.accesses[st]) {
@@ -176,7 +176,7 @@ class DevicePlan final : public DeviceKernels {
     }
     block_memory_ = device_memory(block_bytes_);
     block_ = static_cast<char*>(block_memory_->data);
-    arena_ = device_.graphs->arena(memory_.arena_bytes);
+    arena_ = device_queue::arena(memory_.arena_bytes);
     BRRR_CHECK(arena_ || !memory_.arena_bytes, "no device memory left for an arena of {} bytes",
                memory_.arena_bytes);
     // From now on the slot's memory is lent to the gradient, as after a replay.
@@ -219,7 +219,7 @@ class DevicePlan final : public DeviceKernels {
       const bool moved = graph_ && x.now != x.captured;
       if (!x.in_slot && (!aligned || moved)) {
         x.in_slot = true;
-        if (graph_) device_.graphs->release(std::exchange(graph_, nullptr));
+        if (graph_) device_queue::release(std::exchange(graph_, nullptr));
       }
       if (!x.in_slot) continue;
       if (!x.slot) x.slot = device_memory(x.bytes() + kVectorBytes);
@@ -241,7 +241,7 @@ class DevicePlan final : public DeviceKernels {
         parts_.push_back({b.words.data(), b.at, b.words.size() * sizeof(int64_t)});
       }
     }
-    device_.graphs->upload(block_, parts_.data(), parts_.size());
+    device_queue::upload(block_, parts_.data(), parts_.size());
   }
 
   // Addresses of everything, for kernels about to be queued or captured.
@@ -303,18 +303,17 @@ class DevicePlan final : public DeviceKernels {
   // it (code that had to be loaded, memory that had to be taken) is often there the next time.
   void capture() {
     const auto start = Clock::now();
-    const GraphBackend& g = *device_.graphs;
     try {
       const std::vector<device_link::Point> points(branches_.count);  // A capture makes none.
-      g.begin();
+      device_queue::begin_capture();
       launch_branches(points, uses());
-      graph_ = g.end(&counts_.nodes);
-      counts_.graph_bytes = g.bytes(graph_);
+      graph_ = device_queue::end_capture(&counts_.nodes);
+      counts_.graph_bytes = device_queue::bytes_of(graph_);
       counts_.beside = branches_.count;
       ++counts_.captures;
       spoilt_ = 0;
     } catch (const Error& e) {
-      g.abandon();
+      device_queue::abandon_capture();
       note_spoilt(e);
     }
     counts_.capture_seconds += seconds_since(start);
@@ -323,10 +322,10 @@ class DevicePlan final : public DeviceKernels {
   // A launch that is refused has run nothing either.
   void launch_graph() {
     try {
-      device_.graphs->launch(graph_);
+      device_queue::launch(graph_);
     } catch (const Error& e) {
       note_spoilt(e);
-      device_.graphs->release(std::exchange(graph_, nullptr));
+      device_queue::release(std::exchange(graph_, nullptr));
     }
   }
 
@@ -335,7 +334,7 @@ class DevicePlan final : public DeviceKernels {
     UndoLog undo;
     for (size_t k = 0; k < externals_.size(); ++k) {
       const External& x = externals_[k];
-      if (x.written && !x.in_slot && x.bytes()) undo.save(*bindings[k].storage);
+      if (is_written(k) && !x.in_slot && x.bytes()) undo.save(*bindings[k].storage);
     }
     for (const auto& slot : slots_) {
       if (slot->handed && slot->handed->lent) own_memory(*slot->handed);
@@ -357,7 +356,7 @@ class DevicePlan final : public DeviceKernels {
       s.lent = true;
       // Results that are read to be printed: reading one late must not wait for later steps.
       if (s.bytes <= kEarlyBytes && !s.gradient) {
-        s.early = device_.graphs->copy_out(s.data, s.bytes);
+        s.early = device_queue::copy_out(s.data, s.bytes);
         s.early_version = s.version;
       }
       slots_[k]->handed = Ref<Storage>::share(&s);

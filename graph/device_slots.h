@@ -2,8 +2,6 @@
 // Where the results of a step on a GPU lie.
 
 #include <memory>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -44,45 +42,33 @@ inline std::shared_ptr<Slot> make_slot(const void* step, Ref<Storage> memory) {
 // What there is when a plan is made, to be taken over.
 class FreeSlots {
  public:
-  explicit FreeSlots(const void* step) {
+  explicit FreeSlots(const void* step) : step_(step) {
     std::erase_if(all_slots(), [](const auto& s) { return s.expired(); });
-    for (const auto& weak : all_slots()) {
-      const auto slot = weak.lock();
-      if (!slot) continue;
-      if (slot->is_held()) {
-        lent_[slot->handed.get()] = slot;
-      } else if (slot->of_gradient) {
-        if (slot->leaf) of_leaf_[slot->leaf] = slot;
-        if (slot->step == step) idle_[slot->memory->bytes].push_back(slot);
-      }
-    }
+    for (const auto& weak : all_slots()) all_.push_back(weak.lock());
   }
   // For what replaces the gradient of the leaf, which nobody else holds; null where there is none.
   // What another step has idle of another leaf would go from one to the other with every call.
   std::shared_ptr<Slot> take(const Storage& old, const TensorImpl* leaf, size_t bytes) {
-    const auto lent = lent_.find(&old);
-    if (lent != lent_.end() && old.refs.get() == 2 && old.bytes == bytes) {
-      return lent_.extract(lent).mapped();
-    }
-    const auto own = of_leaf_.find(leaf);
-    if (own != of_leaf_.end() && own->second->memory->bytes == bytes &&
-        taken_.insert(own->second.get()).second) {
-      return own->second;
-    }
-    auto& idle = idle_[bytes];
-    while (!idle.empty()) {
-      const auto slot = std::move(idle.back());
-      idle.pop_back();
-      if (taken_.insert(slot.get()).second) return slot;
+    const auto lent = [&](const Slot& s) { return s.handed.get() == &old && old.refs.get() == 2; };
+    const auto idle = [](const Slot& s) { return s.of_gradient && !s.is_held(); };
+    const auto own = [&](const Slot& s) { return idle(s) && s.leaf == leaf; };
+    const auto like = [&](const Slot& s) { return idle(s) && s.step == step_; };
+    auto slot = find(bytes, lent);
+    if (!slot) slot = find(bytes, own);
+    return slot ? slot : find(bytes, like);
+  }
+
+ private:
+  // The last of them, which is none from then on.
+  std::shared_ptr<Slot> find(size_t bytes, const auto& is) {
+    for (auto slot = all_.rbegin(); slot != all_.rend(); ++slot) {
+      if (*slot && (*slot)->memory->bytes == bytes && is(**slot)) return std::move(*slot);
     }
     return nullptr;
   }
 
- private:
-  std::unordered_map<const Storage*, std::shared_ptr<Slot>> lent_;
-  std::unordered_map<const TensorImpl*, std::shared_ptr<Slot>> of_leaf_;
-  std::unordered_map<size_t, std::vector<std::shared_ptr<Slot>>> idle_;
-  std::unordered_set<const Slot*> taken_;  // Of those of the latter two.
+  const void* const step_;
+  std::vector<std::shared_ptr<Slot>> all_;  // Null: taken.
 };
 
 }  // namespace brrr::graph

@@ -216,11 +216,8 @@ std::string StepCore::dot() {
     return fmt::format("    i{} [label=\"{}{}\\n{}{}\"];\n", at, label_of(i.op->name),
                        i.into ? "_" : "", name(v.dtype), to_string(v.size_list()));
   };
-  std::vector<Group> alone;
-  for (uint32_t at = 0; !e.plan && at < r.instrs.size(); ++at) {
-    if (r.live[at]) alone.push_back({false, {at}, {}, {}});
-  }
-  const std::vector<Group>& groups = e.plan ? e.plan->schedule().groups : alone;
+  const std::vector<Group> groups =
+      e.plan ? e.plan->schedule().groups : make_schedule(r, false).groups;
   for (size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].fused)
       t += fmt::format("  subgraph cluster_{} {{ style=filled; color=lightgrey;\n", g);

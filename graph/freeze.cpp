@@ -217,7 +217,9 @@ static bool bind_arguments(const Frozen& f, const Tensor* const* args, size_t n,
     const TensorImpl& t = *args[k]->impl();
     if (t.storage->pass || t.storage->lost || t.requires_grad()) return false;
     // One that was the same on every call may be captured, too: then this call is another one.
-    if (!a.moves && !a.is(t)) return false;
+    const bool same = a.number == std::atomic_ref(t.storage->number).load() &&
+                      a.offset == t.offset && a.histories == t.storage->histories;
+    if (!a.moves && !same) return false;
     for (size_t x = 0; x < bindings.size(); ++x) {
       if (x != a.external && bindings[x].storage.get() == t.storage) return false;
     }

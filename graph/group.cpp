@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <map>
 #include <set>
 
 #include "graph/schedule.h"
@@ -129,13 +128,12 @@ class Builder {
   int window(const Instr& i, int k) {
     const uint32_t id = r_.all(i)[k];
     const Role as = role(r_, i, k, g_.domain);
-    if (const auto it = by_value_.find({id, as}); it != by_value_.end()) return it->second;
     const Value& v = r_.values[id];
     program::Window w{.dtype = v.dtype};
     w.address = static_cast<uintptr_t>(v.offset * w.item());  // Storages begin at multiples of 16.
     lay_out(w, v, as);
     const auto same = [&](uint32_t k) { return k != kNone && r_.values[k].same_elements(v); };
-    return by_value_[{id, as}] = shared(w, id, same);
+    return shared(w, id, same);
   }
 
   const Recording& r_;
@@ -143,7 +141,6 @@ class Builder {
   const Schedule& s_;
   GroupProgram out_;
   std::vector<program::Step> steps_;
-  std::map<std::pair<uint32_t, Role>, int> by_value_;
   std::set<int> written_;
 };
 

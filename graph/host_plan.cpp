@@ -90,6 +90,7 @@ class HostPlan final : public Plan {
         PartOf of;
         if (strip) of = {&schedule_.strips, 0, strip->parts};
         for (; of.part < of.parts; ++of.part) l.calls.push_back(make_call(r_, i, bound_, of));
+        scratch_[g] = scratch_bytes(l.calls[0]->call);
         continue;
       }
       for (const Part& part : group.parts) add_kernel(g, part);
@@ -190,27 +191,24 @@ class HostPlan final : public Plan {
   // several will be written; other survivors are rooms of their own.
   void make_rooms(MemoryRules& rules) {
     constexpr size_t least = 4096;
-    Room rooms[2];
     for (size_t k = 0; k < r_.survivors.size(); ++k) {
       const uint32_t st = r_.survivors[k];
       const size_t bytes = r_.storages[st].bytes;
       if (!safe_to_overwrite_[k] || bytes < least) continue;
       Row& row = rows_[r_.gradients[k]];
-      const size_t block = row.broken ? 0 : backend(DeviceType::CPU).block_bytes(bytes);
+      const size_t block = row.broken ? 0 : host::block_bytes(bytes);
       if (block) {
-        Room& room = rooms[r_.gradients[k]];
         row.members.push_back(k);
         row.bytes.push_back(bytes);
-        row.begins.push_back(room.bytes);
-        room.owners.emplace_back(st, room.bytes);
-        room.bytes += block;
+        row.room.owners.emplace_back(st, row.room.bytes);
+        row.room.bytes += block;
       } else {
         // What the allocator hands out are whole cache lines.
         rules.rooms.push_back({(bytes + 63) / 64 * 64, {{st, 0}}});
       }
     }
-    for (Room& room : rooms) {  // Temporaries try the largest rooms first.
-      if (room.bytes) rules.rooms.insert(rules.rooms.begin(), std::move(room));
+    for (const Row& row : rows_) {  // Temporaries try the largest rooms first.
+      if (row.room.bytes) rules.rooms.insert(rules.rooms.begin(), row.room);
     }
   }
 
@@ -221,9 +219,6 @@ class HostPlan final : public Plan {
     MemoryRules rules{
         .rooms = {}, .from = static_cast<uint32_t>(last_fallible_ + 1), .scratch = scratch_};
     make_rooms(rules);
-    for (const Launch& l : launches_) {
-      if (!l.calls.empty()) rules.scratch[l.group] = scratch_bytes(l.calls[0]->call);
-    }
     plan_temporaries(rules);
   }
 
@@ -346,23 +341,22 @@ class HostPlan final : public Plan {
       const auto* begin = static_cast<const char*>(survivors[row.members[0]]->data);
       for (size_t n = 0; n < row.members.size(); ++n) {
         const auto* at = static_cast<const char*>(survivors[row.members[n]]->data);
-        row.broken |= at != (begin ? begin + row.begins[n] : nullptr);
+        row.broken |= at != (begin ? begin + row.begin(n) : nullptr);
       }
       whole &= !row.broken;
     }
     if (whole) return;
-    for (Row& row : rows_) row = {{}, {}, {}, row.broken};
+    for (Row& row : rows_) row = {.broken = row.broken};
     plan_around();
   }
 
   void allocate_survivors(Storage* const* survivors) const {
     for (const Row& row : rows_) {
       if (row.members.empty() || survivors[row.members[0]]->data) continue;
-      const Backend& cpu = backend(DeviceType::CPU);
-      auto* begin = static_cast<char*>(cpu.allocate_row(row.bytes.data(), row.members.size()));
+      auto* begin = static_cast<char*>(host::allocate_row(row.bytes.data(), row.members.size()));
       if (!begin) out_of_memory(*survivors[row.members[0]]);
       for (size_t n = 0; n < row.members.size(); ++n)
-        survivors[row.members[n]]->data = begin + row.begins[n];
+        survivors[row.members[n]]->data = begin + row.begin(n);
     }
     for (size_t k = 0; k < r_.survivors.size(); ++k) {
       if (!survivors[k]->data) allocate(*survivors[k]);
@@ -372,15 +366,17 @@ class HostPlan final : public Plan {
   static void check(const Check& c) { c.call->call.op->check_values(c.call->call); }
 
   std::vector<Launch> launches_;
-  std::vector<int64_t> scratch_;  // By group: bytes that its generated kernels take.
+  std::vector<int64_t> scratch_;  // By group: bytes that its kernels take.
   std::vector<Check> checks_;     // In their order.
   std::vector<uint32_t> undone_;  // External numbers that a failure may come after a write of.
   std::vector<char*> arguments_;  // Of all generated kernels, one after the other.
   std::vector<Patch> patches_;
   std::vector<std::vector<Patch>> part_patches_;  // By strip: those that move from part to part.
   struct Row {
-    std::vector<size_t> members, bytes, begins;  // By their number; of each.
+    std::vector<size_t> members = {}, bytes = {};  // By their number; of each.
+    Room room = {};
     bool broken = false;
+    size_t begin(size_t member) const { return room.owners[member].second; }
   };
   Row rows_[2];  // Large results that lie side by side; and gradients.
   /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than

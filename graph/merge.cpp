@@ -21,9 +21,6 @@ class Merger {
  public:
   Merger(const Recording& r, Schedule& s, const Target& target)
       : r_(r), target_(target), s_(s), groups_(s.groups) {
-    for (uint32_t at = 0; at < r.instrs.size(); ++at) {
-      if (r.live[at] && can_fail(r, r.instrs[at])) failing_.push_back(at);
-    }
     number();
   }
 
@@ -210,9 +207,12 @@ class Merger {
   // At a's place a write of b's would come before something that can fail, and have to be undone if
   // it does.
   bool is_early(uint32_t a, uint32_t b) const {
-    const auto between = [&](uint32_t at) { return s_.group_of[at] >= a && s_.group_of[at] < b; };
     const auto writes = [&](uint32_t at) { return writes_external(r_, r_.instrs[at]); };
-    return std::ranges::any_of(failing_, between) && std::ranges::any_of(groups_[b].instrs, writes);
+    const auto fails = [&](uint32_t at) { return can_fail(r_, r_.instrs[at]); };
+    const auto between = std::span(groups_).subspan(a, b - a);
+    return std::ranges::any_of(groups_[b].instrs, writes) &&
+           std::ranges::any_of(
+               between, [&](const Group& g) { return std::ranges::any_of(g.instrs, fails); });
   }
 
   // The first place that a group could have behind all that it depends on, and the first that
@@ -290,7 +290,6 @@ class Merger {
   const Target& target_;
   Schedule& s_;
   std::vector<Group>& groups_;
-  std::vector<uint32_t> failing_;                      // Instructions that can.
   std::vector<std::vector<uint32_t>> storages_;        // By group: those that it uses, each once.
   std::vector<std::pair<uint32_t, int64_t>> scratch_;  // Instructions, and bytes beside operands.
   std::vector<int64_t> alive_;                         // Bytes, by group; empty: not known yet.

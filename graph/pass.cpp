@@ -40,13 +40,6 @@ bool share_memory(const std::vector<Binding>& bindings) {
 
 // --- life ----------------------------------------------------------------------------------------
 
-// No two passes have the same one.
-static uint64_t next_number() {
-  static std::atomic<uint64_t> threads{0};
-  static thread_local uint64_t last = ++threads << 40;
-  return ++last;
-}
-
 Pass::~Pass() { abort(); }
 
 void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
@@ -61,7 +54,9 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   if (by_address_.empty()) by_address_.resize(64, kNone);
   active_ = true;
   thread = this_thread();
-  number = next_number();
+  static std::atomic<uint64_t> threads{0};
+  static thread_local uint64_t last = ++threads << 40;
+  number = ++last;  // No two passes have the same one.
   rng_before_ = rng_state();
   drawn_before_ = draws_taken();
   sets_rng = goes_back = false;
@@ -197,9 +192,12 @@ Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c) {
   const size_t bound = bindings_.size();
   const auto ids = expected_->all(e);
   for (int k = 0; k < c.n_in + (c.into ? c.n_out : 0); ++k) {
-    if (match_operand(ids[k], operand(c, k))) continue;
+    const TensorImpl* const t = operand(c, k);
+    if (match_operand(ids[k], t)) continue;
     unbind(bound);
-    return {Mismatch::Operand, k};
+    const bool alike =
+        ids[k] != kNone && t && expected_->values[ids[k]].size_list() == t->size_list();
+    return {alike ? Mismatch::OfItsShape : Mismatch::Operand, k};
   }
   return {};
 }
@@ -315,26 +313,24 @@ void Pass::general_op(OpCall& c) {
 bool Pass::switch_candidate(const OpCall* c) {
   const Recording* from = expected_;
   const size_t at = cursor();
-  auto same_prefix = [&](const Recording* r) {
-    return r != from && r->instrs.size() >= at &&
-           (at == 0 || r->prefixes[at - 1] == from->prefixes[at - 1]);
+  const auto any = [&](const auto& f) {
+    return std::ranges::any_of(candidates_, [&](const Recording* r) {
+      const bool same_prefix = r != from && r->instrs.size() >= at &&
+                               (at == 0 || r->prefixes[at - 1] == from->prefixes[at - 1]);
+      if (!same_prefix) return false;
+      expect(r, at);
+      return f(*r);
+    });
   };
-  for (const Recording* r : candidates_) {
-    if (!same_prefix(r)) continue;
-    expect(r, at);
-    if (c ? at < r->instrs.size() && !mismatch(r->instrs[at], *c)
-          : at == r->instrs.size() && survivors_match(*r)) {
-      return true;
-    }
-  }
+  const bool found = any([&](const Recording& r) {
+    return c ? at < r.instrs.size() && !mismatch(r.instrs[at], *c)
+             : at == r.instrs.size() && survivors_match(r);
+  });
+  if (found) return true;
   // For people: which of them is the closest.
   expect(from, at);
   note_difference(c);
-  for (const Recording* r : candidates_) {
-    if (!same_prefix(r)) continue;
-    expect(r, at);
-    note_difference(c);
-  }
+  any([&](const Recording&) { return note_difference(c), false; });
   expect(from, at);
   return false;
 }

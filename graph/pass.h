@@ -114,7 +114,8 @@ class Pass final : public Recorder {
  private:
   /// Where a call first differs from an instruction.
   struct Mismatch {
-    enum Kind : uint8_t { None, Op, Results, Word, Attributes, Operand } kind = None;
+    /// Beyond Attributes each is a smaller difference than the one before.
+    enum Kind : uint8_t { None, Op, Results, Attributes, Operand, OfItsShape, Word } kind = None;
     int at = 0;  ///< The attribute word; the operand, counted on through the destinations.
     explicit operator bool() const { return kind != None; }
   };

@@ -63,15 +63,10 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target)
 }
 
 void Plan::reorder(const std::vector<uint32_t>& order) {
-  std::vector<Group> groups;
-  std::vector<KernelNote> notes;
-  for (uint32_t g : order) {
-    groups.push_back(std::move(schedule_.groups[g]));
-    if (!notes_.empty()) notes.push_back(std::move(notes_[g]));
-  }
-  schedule_.groups = std::move(groups);
-  notes_ = std::move(notes);
-  schedule_.number_groups(r_.instrs.size());
+  std::vector<KernelNote> noted;
+  for (uint32_t g : order) noted.push_back(notes()[g]);
+  notes_ = std::move(noted);
+  schedule_.reorder(order);
 #ifndef NDEBUG
   verify_schedule(r_, schedule_);
 #endif
@@ -108,7 +103,9 @@ void Plan::build_source(const std::string& first, const Backend& by) {
   if (source_.kernels.empty()) return;
   source_.shared.insert(0, first);
   built_by_ = &by;
-  module_ = by.build(source_, counts_.build);
+  const auto start = Clock::now();
+  module_ = by.build(source_, counts_.build_cached);
+  counts_.build_seconds = seconds_since(start);
 }
 
 // --- notes for observers -------------------------------------------------------------------------

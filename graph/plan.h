@@ -23,7 +23,8 @@ inline double seconds_since(Clock::time_point t) {
 /// What a plan and its replays have cost and done besides the kernels, for stats and explain().
 struct ReplayCounts {
   double fuse_seconds = 0, plan_seconds = 0;
-  BuildReport build;
+  double build_seconds = 0;
+  bool build_cached = false;
   uint64_t launches = 0;    ///< Graph launches of the last replay.
   uint64_t captures = 0;    ///< How often the step was captured.
   uint64_t direct = 0;      ///< Replays that queued kernel by kernel, because a capture failed.

@@ -198,7 +198,6 @@ void Pass::record(OpCall& c) {
   c.infer();
   Instr i{};
   i.op = c.op;
-  i.n_in = static_cast<uint16_t>(c.n_in);
   i.n_out = c.n_out;
   i.into = c.into;
   i.path = path_id(fresh_.paths);
@@ -224,9 +223,7 @@ void Pass::record(OpCall& c) {
     ids.push_back(add_value(
         m.dtype, m.sizes, m.alias >= 0 ? m.strides : contiguous_strides(m.sizes), offset, storage));
   }
-  i.first_in = static_cast<uint32_t>(fresh_.operands.size());
-  i.first_out = i.first_in + i.n_in;
-  fresh_.operands.insert(fresh_.operands.end(), ids.begin(), ids.end());
+  fresh_.put_operands(i, static_cast<size_t>(c.n_in), ids);
   i.control = static_cast<uint32_t>(control_.size());
   note_control(i, c);
   for (size_t k = i.control; k < control_.size(); ++k) {
@@ -297,7 +294,8 @@ std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const 
     case Mismatch::Word:
       return fmt::format("attribute {} differs: {}: {}", m.at, where,
                          describe_word(e.attrs, *c, m.at));
-    case Mismatch::Operand: {
+    case Mismatch::Operand:
+    case Mismatch::OfItsShape: {
       const std::string role = m.at < c->n_in ? fmt::format("operand {}", m.at)
                                               : fmt::format("destination {}", m.at - c->n_in);
       return fmt::format("{} differs: {}, {}: {}", role, where, role,
@@ -313,13 +311,7 @@ void Pass::note_difference(const OpCall* c) {
   const size_t at = cursor();
   const Instr* const e = c && at < expected_->instrs.size() ? &expected_->instrs[at] : nullptr;
   const Mismatch m = e ? mismatch(*e, *c) : Mismatch{};
-  int closeness = m.kind == Mismatch::Word ? 3 : 0;
-  if (m.kind == Mismatch::Operand) {
-    const uint32_t id = expected_->all(*e)[m.at];
-    const TensorImpl* const t = operand(*c, m.at);
-    const bool same = id != kNone && t && expected_->values[id].size_list() == t->size_list();
-    closeness = same ? 2 : 1;
-  }
+  const int closeness = std::max(m.kind, Mismatch::Attributes);
   const bool closer = difference_.text.empty() ||
                       std::pair(at, closeness) > std::pair(difference_.at, difference_.closeness);
   if (closer) difference_ = {at, closeness, describe_difference(c, m)};

@@ -45,7 +45,6 @@ Tensor placeholder(const Value& v, uint32_t id, Storage* storage) {
 
 // The blocks are copied from objects that the ordinary constructors have made.
 static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cue) {
-  cue.op = nullptr;
   // What has no operand in memory says on which device it is made, which no cue compares.
   const bool made = !i.into && std::ranges::count(r.in(i), kNone) == i.n_in;
   // No cue compares the number of results: ops that may have others get none, nor do views, whose
@@ -76,6 +75,12 @@ static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cu
 }
 
 void Recording::complete() {
+  for (size_t at = instrs.size(); at-- > 0;) {
+    for (uint32_t id : out(instrs[at])) {
+      StorageInfo& info = storages[values[id].storage];
+      if (info.origin == Origin::Internal) info.maker = static_cast<uint32_t>(at);
+    }
+  }
   cues.assign(instrs.size() + 1, Cue{});
   for (uint32_t k = 0; k < instrs.size(); ++k) make_cue(*this, instrs[k], k, cues[k]);
   find_accesses();

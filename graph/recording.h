@@ -52,7 +52,7 @@ struct StorageInfo {
   Origin origin;
   Device device;
   size_t bytes;    ///< Of externals: what the first call's had.
-  uint32_t maker;  ///< Internal: the instruction that makes it. External: its number.
+  uint32_t maker;  ///< Internal: the first instruction that writes it. External: its number.
   /// Rows of `row` elements lie `pitch` apart, whatever the strides of values say, which are dense;
   /// 0: they lie as values say. So many bytes at its end are nobody's.
   int64_t row = 0, pitch = 0, spare = 0;
@@ -133,6 +133,13 @@ struct Recording {
   std::vector<bool> written;                  ///< By storage: a live instruction writes it.
 
   void complete();
+  /// Gives an instruction operands of its own: so many inputs, then its results.
+  void put_operands(Instr& i, size_t n_in, const std::vector<uint32_t>& all) {
+    i.first_in = static_cast<uint32_t>(operands.size());
+    i.n_in = static_cast<uint16_t>(n_in);
+    i.first_out = i.first_in + i.n_in;
+    operands.insert(operands.end(), all.begin(), all.end());
+  }
   /// Calls `f(value, written)` for each operand that is a tensor, in order.
   template <class F> void each_operand(const Instr& i, const F& f) const {
     for (uint32_t k = i.first_in; k < i.first_out + i.n_out; ++k) {

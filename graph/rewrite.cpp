@@ -20,7 +20,6 @@ class Rewriter {
 
   std::unique_ptr<Recording> run(const Lists& lists) {
     std::vector<Copies> copies(lists.size());
-    std::vector<uint32_t> now_at;
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       for (size_t k = 0; k < lists.size(); ++k) {
         for (const Anew& a : lists[k]) {
@@ -28,7 +27,6 @@ class Rewriter {
           for (uint32_t again : a.instrs) repeat(again, copies[k]);
         }
       }
-      now_at.push_back(static_cast<uint32_t>(out_->instrs.size()));
       add(r_.instrs[at], at, !r_.again.empty() && r_.again[at]);
       for (size_t k = 0; k < lists.size(); ++k) {
         for (const Anew& a : lists[k]) {
@@ -39,10 +37,6 @@ class Rewriter {
           });
         }
       }
-    }
-    for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-      StorageInfo& info = out_->storages[st];
-      if (info.origin == Origin::Internal) info.maker = now_at[info.maker];
     }
     out_->complete();
     check();
@@ -70,26 +64,21 @@ class Rewriter {
   }
 
   template <class F> void replace_operands(Instr& i, const F& f) {
-    const auto first = static_cast<uint32_t>(out_->operands.size());
-    const int n = i.n_in + i.n_out;
-    for (int k = 0; k < n; ++k) {
-      const uint32_t value = out_->all(i)[k];
-      out_->operands.push_back(value == kNone ? kNone : f(value, k >= i.n_in));
+    std::vector<uint32_t> all;
+    for (uint32_t value : out_->all(i)) {
+      all.push_back(value == kNone ? kNone : f(value, all.size() >= i.n_in));
     }
-    i.first_in = first;
-    i.first_out = first + i.n_in;
+    out_->put_operands(i, i.n_in, all);
   }
 
   void repeat(uint32_t at, Copies& copies) {
     if (!copies.instrs.insert(at).second) return;
     Instr i = r_.instrs[at];
-    const auto index = static_cast<uint32_t>(out_->instrs.size());
     replace_operands(i, [&](uint32_t value, bool made) {
       const uint32_t st = out_->values[value].storage;
       const auto next = static_cast<uint32_t>(out_->storages.size());
       if (made && copies.storages.try_emplace(st, next).second) {
         out_->storages.push_back(out_->storages[st]);
-        out_->storages.back().maker = index;
       }
       return copies.storages.count(st) ? copy_of(value, copies) : value;
     });

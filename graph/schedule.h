@@ -96,6 +96,8 @@ struct Schedule {
 
   /// Fills `group_of` from `groups`.
   void number_groups(size_t instrs);
+  /// The same groups in another order, into whose places `order` has their numbers.
+  void reorder(const std::vector<uint32_t>& order);
   /// The first and the last group that uses a storage, kNone and 0 if none does.
   std::pair<uint32_t, uint32_t> life(const Recording& r, uint32_t storage) const;
   /// Those between which it needs memory: what is not cut to one part of a strip lasts as long as
@@ -120,10 +122,8 @@ bool can_fail(const Recording& r, const Instr& i);
 
 /// What the passes ask of where a step will run.
 struct Target {
-  /// Whether one kernel may be handed so many windows and numbers over so many dims.
-  bool (*takes)(size_t windows, size_t numbers, int ndim) = [](size_t, size_t, int) {
-    return true;
-  };
+  /// Whether one kernel may be handed so many windows and numbers over so many dims; null: it may.
+  bool (*takes)(size_t windows, size_t numbers, int ndim) = nullptr;
   /// Library calls find numbers that vary from step to step; else generated kernels alone do.
   bool calls_read_control = true;
   /// The longest rows that a kernel folds as eager kernels do: of reductions, of row ops.

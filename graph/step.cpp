@@ -188,9 +188,9 @@ void StepCore::build(Entry& e, const Session& s) {
   const ReplayCounts& made = e.plan->counts();
   stats_.fuse_seconds += made.fuse_seconds;
   stats_.plan_seconds += made.plan_seconds;
-  stats_.build_seconds += made.build.seconds;
-  stats_.build_cached = made.build.cached;
-  if (made.build.cached) cached_seconds_ += made.build.seconds;
+  stats_.build_seconds += made.build_seconds;
+  stats_.build_cached = made.build_cached;
+  if (made.build_cached) cached_seconds_ += made.build_seconds;
 }
 
 // Whether this call is a replay. Kernels are built on an entry's second call, because many entries

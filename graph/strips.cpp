@@ -66,10 +66,7 @@ class Finder {
     // Halves of these, if what each part needs beside its own, weights as a rule, is little.
     Found halves = strips(2 * best.strips.all[0].parts);
     if (halves.bytes >= best.bytes && 8 * halves.common <= halves.own) best = std::move(halves);
-    std::vector<Group> groups;
-    for (uint32_t g : best.order) groups.push_back(std::move(s_.groups[g]));
-    s_.groups = std::move(groups);
-    s_.number_groups(r_.instrs.size());
+    s_.reorder(best.order);
     s_.strips = std::move(best.strips);
     for (const Strip& strip : s_.strips.all) {
       for (uint32_t g = strip.first; g <= strip.last; ++g) {

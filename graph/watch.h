@@ -99,14 +99,13 @@ struct Profile::Watch final : Observer {
     begin = mark = Clock::now();
   }
   void drop_pending() noexcept {
-    for (const Pending& p : pending) {
-      gpu().drop_mark(p.from);
-      gpu().drop_mark(p.to);
+    for (const Kernel& p : pending) {
+      device_queue::drop(p.from);
+      device_queue::drop(p.to);
     }
     pending.clear();
-    if (base) gpu().drop_mark(std::exchange(base, nullptr));
+    if (base) device_queue::drop(std::exchange(base, nullptr));
   }
-  static const Backend& gpu() { return backend(DeviceType::CUDA); }
 
   // The time since the last mark belongs to the innermost kernel that is open, else to the host.
   void charge(Clock::time_point now) {
@@ -127,13 +126,13 @@ struct Profile::Watch final : Observer {
 
   void begins(Device device) override {
     charge(Clock::now());
-    Open o{now_us(), 0};
+    Kernel o{now_us(), 0};
     if (device != kCPU) {
       if (!base) {
         base_us = now_us();
-        base = gpu().mark();
+        base = device_queue::mark();
       }
-      o.from = gpu().mark();
+      o.from = device_queue::mark();
     }
     open.push_back(o);
     mark = Clock::now();
@@ -154,7 +153,7 @@ struct Profile::Watch final : Observer {
     if (open.empty()) return;
     charge(Clock::now());
     host_us += open.back().us;
-    if (open.back().from) gpu().drop_mark(open.back().from);
+    if (open.back().from) device_queue::drop(open.back().from);
     open.pop_back();
     mark = Clock::now();
   }
@@ -184,7 +183,7 @@ struct Profile::Watch final : Observer {
     charge(Clock::now());
     closed = open.back();
     open.pop_back();
-    if (closed.from) closed.to = gpu().mark();
+    if (closed.from) closed.to = device_queue::mark();
   }
   // `number` stands for the name, which is made when it is new: what this takes pushes the kernels'
   // own code and data out of the caches.
@@ -196,7 +195,8 @@ struct Profile::Watch final : Observer {
     if (closed.from) {
       host_us += closed.us;
       draw({it->second, Host, closed.at_us, closed.us, work, -1});
-      pending.push_back({it->second, closed.from, closed.to, work});
+      closed.row = it->second, closed.work = work;
+      pending.push_back(closed);
       if (pending.size() >= kMostPending) settle();
     } else {
       kernels_us += closed.us;
@@ -232,13 +232,13 @@ struct Profile::Watch final : Observer {
     synchronize(kCUDA);
     charge(Clock::now());
     for (; !pending.empty(); pending.pop_front()) {
-      const Pending& p = pending.front();
-      const double us = gpu().between(p.from, p.to);
+      const Kernel& p = pending.front();
+      const double us = device_queue::between(p.from, p.to);
       device_us += us;
-      draw({p.row, Kernels, base_us + gpu().between(base, p.from), us, p.work, -1});
+      draw({p.row, Kernels, base_us + device_queue::between(base, p.from), us, p.work, -1});
       count(p.row, us, p.work, kCUDA);
-      gpu().drop_mark(p.from);
-      gpu().drop_mark(p.to);
+      device_queue::drop(p.from);
+      device_queue::drop(p.to);
     }
     mark = Clock::now();
   }
@@ -278,25 +278,22 @@ struct Profile::Watch final : Observer {
     return it->second;
   }
 
-  struct Open {
+  struct Kernel {
     double at_us, us;
-    DeviceMark *from = nullptr, *to = nullptr;  // Null: the CPU runs it.
-  };
-  struct Pending {
-    size_t row;
-    DeviceMark *from, *to;
-    Work work;
+    device_queue::Mark *from = nullptr, *to = nullptr;  // Null: the CPU runs it.
+    size_t row = 0;
+    Work work = {};
   };
   std::vector<ProfileRow> rows;
   std::unordered_map<std::string, std::unordered_map<uint32_t, size_t>> at;  // By module and name.
   static constexpr size_t kReplayed = size_t{1} << 31;
   std::unordered_map<std::string, size_t> names;  // Of replays' kernels, from kReplayed on.
   std::vector<Span> spans;
-  std::vector<Open> open;
-  std::deque<Pending> pending;  // Kernels of a GPU whose times are not known yet.
-  DeviceMark* base = nullptr;   // Where the GPU's time begins,
-  double base_us = 0;           // in that of the host.
-  Open closed{};
+  std::vector<Kernel> open;
+  std::deque<Kernel> pending;          // Kernels of a GPU whose times are not known yet.
+  device_queue::Mark* base = nullptr;  // Where the GPU's time begins,
+  double base_us = 0;                  // in that of the host.
+  Kernel closed{};
   double kernels_us = 0, device_us = 0, host_us = 0;
   double gap_us = 0, once_us = 0;  // Since the last kernel; left out, what is done but once.
   int pauses = 0;                  // Within one another.

@@ -259,7 +259,7 @@ struct DataParallel::State final : NotCopied {
     begun.push_back(k);
     came[k] = true;
     if (!sums_part()) return;
-    sharding->set_used(parameters[k]);
+    sharding->set_used(parameters[k], true);
     // What is summed need not wait for the end, if it is given away then.
     const size_t b = buckets.bucket_of(k);
     if (++there[b] < buckets.members_of(b)) return;

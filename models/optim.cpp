@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "models/data_parallel.h"
 #include "models/sharding.h"
+#include "ops/dist.h"
 #include "ops/factory_ops.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
@@ -36,24 +37,25 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
   }
   lr_ = control_cell(lr);
   weight_decay_ = control_cell(weight_decay);
-  if (auto sharding = dist::Sharding::of(parameters_)) {
-    shares_ = std::make_unique<dist::ParameterShares>(std::move(sharding), parameters_);
-  }
+  sharding_ = dist::Sharding::of(parameters_);
+  if (!sharding_) return;
+  dist::Division division{.halves = dist::Halves::Share};
+  for (const Tensor& p : parameters_) division.cuts.push_back(sharding_->known(p).cuts);
+  values_ = std::make_unique<dist::Buckets>(parameters_, INT64_MAX, 1, division);
 }
 
 Optimizer::~Optimizer() = default;
 
 const Tensor& Optimizer::own(size_t i) const {
-  return shares_ ? shares_->sharding()->known(parameters_[i]).own : parameters_[i];
+  return sharding_ ? sharding_->known(parameters_[i]).own : parameters_[i];
 }
 
 void Optimizer::zero_grad(bool set_to_none) const {
   NoGradGuard guard;
   // Whose gradients their owners keep has one although p.grad() is undefined.
-  const auto* const sharding = shares_ ? shares_->sharding().get() : nullptr;
   std::vector<bool> kept;  // Empty: none.
-  if (!set_to_none && sharding && sharding->gradients()) {
-    for (const Tensor& p : parameters_) kept.push_back(sharding->used(p));
+  if (!set_to_none && sharding_ && sharding_->gradients()) {
+    for (const Tensor& p : parameters_) kept.push_back(sharding_->used(p));
   }
   dist::Sharding::forget_gradients(parameters_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -74,17 +76,17 @@ void Optimizer::step(const Tensor& skip) {
   BRRR_CHECK(!skip.defined() || (skip.dtype() == kBool && skip.dim() == 0),
              "{}: skip is {}; give a 0-d bool, as GradScaler::unscale_ returns it", name_,
              describe(skip));
-  BRRR_CHECK((shares_ ? shares_->sharding() : nullptr) == dist::Sharding::of(parameters_),
+  BRRR_CHECK(sharding_ == dist::Sharding::of(parameters_),
              "{}: its parameters were sharded after it was made; make the optimiser after the "
              "DataParallel",
              name_);
   dist::gradients_used(name_, parameters_, true);
   NoGradGuard guard;
   for (const Tensor& p : parameters_) {
-    if (shares_) shares_->sharding()->check_in_place(name_, p);
+    if (sharding_) sharding_->check_in_place(name_, p);
   }
   const auto gradient = [&](const Tensor& p) {
-    return shares_ ? shares_->sharding()->own_gradient(p) : p.grad();
+    return sharding_ ? sharding_->own_gradient(p) : p.grad();
   };
   for (size_t i = 0; i < parameters_.size(); ++i) {  // Before the first is updated.
     const Tensor& p = parameters_[i];
@@ -100,7 +102,21 @@ void Optimizer::step(const Tensor& skip) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (const Tensor g = gradient(parameters_[i]); g.defined()) update(i, own(i), g, skip);
   }
-  if (shares_) shares_->send();
+  if (sharding_ && dist::size() > 1) send();
+}
+
+// The owners' values of those that have a gradient, to every rank; in place.
+void Optimizer::send() const {
+  std::vector<size_t> changed;
+  std::vector<Tensor> values;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& p = parameters_[i];
+    if (!(sharding_->gradients() ? sharding_->used(p) : p.grad().defined())) continue;
+    changed.push_back(i);
+    values.push_back(p);
+    values_->begin(p, i, {});
+  }
+  values_->end(values, changed, [](size_t) { return std::vector<Tensor>(); });
 }
 
 double Optimizer::lr() const { return lr_->value; }
@@ -117,8 +133,7 @@ void Optimizer::set_weight_decay(double v) {
 // --- state --------------------------------------------------------------------------------------
 
 Tensor Optimizer::add_state(size_t i, const char* name, const Tensor& t) {
-  auto& all = own(i).defined() ? state_ : elsewhere_;
-  return all.emplace_back(fmt::format("{}.{}", i, name), t).second;
+  return state_.emplace_back(State{fmt::format("{}.{}", i, name), i, t}).tensor;
 }
 
 // 16-bit floats hold two or three digits, too few for a mean whose updates are a thousandth of it.
@@ -134,34 +149,64 @@ std::vector<NamedTensor> Optimizer::numbers() const {
 }
 
 StateDict Optimizer::state_dict() const {
-  StateDict dict = detached(state_);
-  for (auto& [name, t] : numbers()) dict[name] = t;
-  return shares_ ? shares_->gathered(dict, elsewhere_) : dict;
+  BRRR_CHECK(!sharding_ || !context.recorder,
+             "an optimiser's state is gathered outside of the step");
+  StateDict dict;
+  for (const State& s : state_) {  // In one order on all ranks.
+    Tensor t = s.tensor.detach();
+    if (sharding_ && dist::size() > 1) t = sharding_->gathered(parameters_[s.parameter], t);
+    if (own(s.parameter).defined() || dist::rank() == 0) dict[s.name] = t;
+  }
+  for (const auto& [name, t] : numbers()) dict[name] = t;
+  return dict;
 }
 
 int64_t Optimizer::state_bytes() const {
   int64_t bytes = 0;
-  for (const auto& [name, t] : state_)
-    bytes += t.numel() * static_cast<int64_t>(itemsize(t.dtype()));
+  for (const auto& [name, parameter, t] : state_) {
+    if (own(parameter).defined()) bytes += t.numel() * static_cast<int64_t>(itemsize(t.dtype()));
+  }
   return bytes;
 }
 
 void Optimizer::check_state_dict(const StateDict& dict) const {
-  std::vector<NamedTensor> all = state_;
-  for (auto& n : numbers()) all.push_back(n);
-  if (shares_ && shares_->is_whole(dict)) {
+  std::vector<NamedTensor> all;
+  const bool whole = is_whole(dict);
+  for (const auto& [name, parameter, t] : state_) {
     // What this rank has no part of must fit, too, or it would load what others refuse.
-    all.insert(all.end(), elsewhere_.begin(), elsewhere_.end());
-    all = shares_->whole(std::move(all));
+    if (!whole && !own(parameter).defined()) continue;
+    const IntList sizes = parameters_[parameter].sizes();
+    const bool part = whole && t.dim() > 0 && t.sizes() != sizes;
+    all.emplace_back(name, part ? zeros({}, t.dtype(), t.device()).expand(sizes) : t);
   }
+  for (auto& n : numbers()) all.push_back(n);
   check_state(std::string(name_) + "::load_state_dict", all, dict, true);
   check_number(name_, "lr", dict.at("lr").item<double>());
   check_number(name_, "weight_decay", dict.at("weight_decay").item<double>());
 }
 
+// Whether the dict has more than what state_dict() gives to a rank but the first.
+bool Optimizer::is_whole(const StateDict& dict) const {
+  if (!sharding_ || dist::rank() == 0) return true;
+  return std::ranges::any_of(state_, [&](const State& s) {
+    const auto at = dict.find(s.name);
+    if (at == dict.end() || !at->second.defined()) return false;
+    const Tensor part = sharding_->own_part(parameters_[s.parameter], at->second);
+    return !own(s.parameter).defined() || part.sizes() != at->second.sizes();
+  });
+}
+
 void Optimizer::load_state_dict(const StateDict& dict) {
   check_state_dict(dict);
-  copy_state(state_, shares_ ? shares_->own_part(dict) : dict);
+  std::vector<NamedTensor> targets;
+  StateDict parts;
+  for (const auto& [name, parameter, t] : state_) {
+    if (!own(parameter).defined()) continue;
+    targets.emplace_back(name, t);
+    const Tensor& saved = dict.at(name);
+    parts[name] = sharding_ ? sharding_->own_part(parameters_[parameter], saved) : saved;
+  }
+  copy_state(targets, parts);
   set_lr(dict.at("lr").item<double>());
   set_weight_decay(dict.at("weight_decay").item<double>());
 }

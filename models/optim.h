@@ -1,6 +1,7 @@
 #pragma once
 // Optimisers. All state is made in the constructor, so that a recorded step creates nothing, and
-// step counts live on the device, so that a frozen step advances them.
+// step counts live on the device, so that a frozen step advances them. Moments of rows without
+// gradients become zero before they would be denormal numbers (ops/optimizer_ops.h).
 
 #include <functional>
 #include <memory>
@@ -11,8 +12,9 @@
 #include "ops/optimizer_ops.h"
 
 namespace brrr::dist {
-class ParameterShares;
-}
+class Buckets;
+class Sharding;
+}  // namespace brrr::dist
 
 namespace brrr::optim {
 
@@ -70,13 +72,21 @@ class Optimizer : NotCopied {
 
  private:
   std::vector<NamedTensor> numbers() const;
+  bool is_whole(const StateDict& dict) const;
+  void send() const;
+  struct State {
+    std::string name;
+    size_t parameter;
+    Tensor tensor;  ///< Without memory where own(parameter) is undefined.
+  };
   const char* name_;
   std::vector<Tensor> parameters_;
-  std::vector<Device> devices_;                 ///< Of the parameters, when their state was made.
-  std::vector<DType> dtypes_;                   ///< The same.
-  std::vector<NamedTensor> state_, elsewhere_;  // The other ranks', without memory.
+  std::vector<Device> devices_;  ///< Of the parameters, when their state was made.
+  std::vector<DType> dtypes_;    ///< The same.
+  std::vector<State> state_;
   Ref<ControlCell> lr_, weight_decay_;
-  std::unique_ptr<dist::ParameterShares> shares_;  ///< Null: this process has all state.
+  std::shared_ptr<dist::Sharding> sharding_;  ///< Null: this process has all state.
+  std::unique_ptr<dist::Buckets> values_;     ///< The parameters', which their owners send.
 };
 
 struct SGDOptions {

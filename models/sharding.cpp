@@ -1,7 +1,6 @@
 #include "models/sharding.h"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -80,10 +79,6 @@ std::pair<int64_t, int64_t> own_range(const Cuts& cuts) {
   const auto r = static_cast<size_t>(rank());
   return {cuts[r], cuts[r + 1]};
 }
-Tensor own_elements(const Tensor& t, const Cuts& cuts) {
-  const auto [begin, end] = own_range(cuts);
-  return t.view({-1}).narrow(0, begin, end - begin);
-}
 
 }  // namespace
 
@@ -102,7 +97,7 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
     const bool whole = p.numel() > 0 ? end - begin == p.numel() : rank() == 0;
     // A leaf of its own has the gradient that p has on no rank.
     if (whole) known.own = s->gradients_ ? p.detach() : p;
-    if (begin < end && !whole) known.own = own_elements(p.detach(), known.cuts);
+    if (begin < end && !whole) known.own = p.detach().view({-1}).narrow(0, begin, end - begin);
     // Of one that belongs to one rank the numbers are 0 or n.
     known.divided =
         std::ranges::any_of(known.cuts, [n = p.numel()](int64_t at) { return at > 0 && at < n; });
@@ -133,8 +128,8 @@ void Sharding::check_exchanged(const char* who, const Tensor& p) const {
              who, known(p).name, describe(p));
 }
 
-void Sharding::set_used(const Known& known, bool used) {
-  if ((known.used->value != 0) != used) set_control(*known.used, used ? 1 : 0);
+void Sharding::set_used(const Tensor& parameter, bool is_used) const {
+  if (used(parameter) != is_used) set_control(*known(parameter).used, is_used ? 1 : 0);
 }
 
 Tensor Sharding::own_gradient(const Tensor& parameter) const {
@@ -142,15 +137,37 @@ Tensor Sharding::own_gradient(const Tensor& parameter) const {
   if (!k.own.defined()) return {};
   if (gradients_) return k.used->value != 0 ? k.own.grad() : Tensor();
   const Tensor g = parameter.grad();
-  if (!k.divided || !g.defined()) return g;
-  return own_elements(g.contiguous(), k.cuts);
+  return g.defined() ? own_part(parameter, g) : g;
+}
+
+Tensor Sharding::own_part(const Tensor& parameter, const Tensor& t) const {
+  const Known& k = known(parameter);
+  if (!k.divided || t.sizes() != parameter.sizes()) return t;
+  const auto [begin, end] = own_range(k.cuts);
+  return t.contiguous().view({-1}).narrow(0, begin, end - begin);
+}
+
+Tensor Sharding::gathered(const Tensor& parameter, const Tensor& t) const {
+  const Cuts& cuts = known(parameter).cuts;
+  std::vector<Tensor> parts;
+  for (size_t r = 0; r + 1 < cuts.size(); ++r) {
+    const int64_t n = cuts[r + 1] - cuts[r];
+    // Numbers, which have no dims, are alike.
+    if (n == 0 || (t.dim() == 0 && !parts.empty())) continue;
+    const bool mine = static_cast<int>(r) == rank();
+    const IntList part = t.dim() == 0 ? IntList{} : IntList{n};
+    const Tensor sent = mine ? t.to(kCPU).view(part) : zeros(part, t.dtype(), kCPU);
+    parts.push_back(broadcast(sent, static_cast<int>(r)));
+  }
+  if (rank() > 0 || parts.empty()) return t;
+  return t.dim() == 0 ? parts[0] : cat(parts, 0).view(parameter.sizes());
 }
 
 void Sharding::keep_own_gradient(const Tensor& parameter, double scale) const {
   const Known& k = known(parameter);
   const Tensor all = parameter.grad();
   if (k.own.defined()) {
-    const Tensor g = k.divided ? own_elements(all, k.cuts) * scale : all.mul_(scale);
+    const Tensor g = k.divided ? own_part(parameter, all) * scale : all.mul_(scale);
     k.own.grad().defined() ? static_cast<void>(k.own.grad().add_(g)) : k.own.set_grad(g);
   }
   parameter.set_grad({});
@@ -163,9 +180,9 @@ void Sharding::forget_gradients(const std::vector<Tensor>& parameters) {
   for (size_t k = 0; k < parameters.size() && !r.all.empty(); ++k) {
     const auto its = r.of(parameters[k]);
     if (!its || !its->gradients_) continue;
-    const Known& known = its->known(parameters[k]);
-    set_used(known, false);
-    if (known.own.defined()) known.own.set_grad({});
+    its->set_used(parameters[k], false);
+    const Tensor& own = its->known(parameters[k]).own;
+    if (own.defined()) own.set_grad({});
   }
 }
 
@@ -181,7 +198,7 @@ Tensor Sharding::sums_of_own(const Tensor& p) const {
   const Tensor none = zeros({1}, t, p.device());
   if (known(p).parts) {
     const Tensor whole = zeros(p.sizes(), p.dtype(), p.device());
-    if (mine.defined()) own_elements(whole, known(p).cuts).copy_(mine);
+    if (mine.defined()) own_part(p, whole).copy_(mine);
     known(p).parts->begin(whole, 0, {});
     known(p).parts->end({whole}, {0}, [](size_t) { return std::vector<Tensor>(); });
     return rank() == 0 ? norm_of(whole).view({1}) : none;
@@ -240,91 +257,6 @@ Sharding::~Sharding() {
   const std::lock_guard lock(r.mutex);
   for (auto& [p, its] : r.all) std::erase_if(its, [](const auto& s) { return s.expired(); });
   std::erase_if(r.all, [](const auto& entry) { return entry.second.empty(); });
-}
-
-// --- an optimiser's view -------------------------------------------------------------------------
-
-ParameterShares::ParameterShares(std::shared_ptr<Sharding> sharding,
-                                 const std::vector<Tensor>& parameters)
-    : sharding_(std::move(sharding)), parameters_(parameters) {
-  Division division{.halves = Halves::Share};
-  for (const Tensor& p : parameters) division.cuts.push_back(sharding_->known(p).cuts);
-  values_ = std::make_unique<Buckets>(parameters_, INT64_MAX, 1, division);
-}
-
-void ParameterShares::send() const {
-  if (size() == 1) return;
-  std::vector<size_t> changed;
-  std::vector<Tensor> values;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& p = parameters_[i];
-    if (!(sharding_->gradients() ? sharding_->used(p) : p.grad().defined())) continue;
-    changed.push_back(i);
-    values.push_back(p);
-    values_->begin(values.back(), i, {});
-  }
-  values_->end(values, changed, [](size_t) { return std::vector<Tensor>(); });
-}
-
-// "<i>.<name>" is state of parameter i; other names are of none.
-const Tensor* ParameterShares::parameter_of(const std::string& name) const {
-  size_t i = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), i);
-  const bool fits = error == std::errc() && *end == '.' && i < parameters_.size();
-  return fits ? &parameters_[i] : nullptr;
-}
-
-StateDict ParameterShares::gathered(const StateDict& own,
-                                    const std::vector<NamedTensor>& elsewhere) const {
-  BRRR_CHECK(!context.recorder, "an optimiser's state is gathered outside of the step");
-  if (size() == 1) return own;
-  StateDict all = own, known = own;  // In one order on all ranks.
-  known.insert(elsewhere.begin(), elsewhere.end());
-  for (const auto& [name, t] : known) {
-    const Tensor* const p = parameter_of(name);
-    if (!p) continue;
-    const Cuts& cuts = sharding_->known(*p).cuts;
-    std::vector<Tensor> parts;
-    for (size_t r = 0; r + 1 < cuts.size(); ++r) {
-      const int64_t n = cuts[r + 1] - cuts[r];
-      // Numbers, which have no dims, are alike.
-      if (n == 0 || (t.dim() == 0 && !parts.empty())) continue;
-      const bool mine = static_cast<int>(r) == rank();
-      const IntList part = t.dim() == 0 ? IntList{} : IntList{n};
-      const Tensor sent = mine ? t.to(kCPU).view(part) : zeros(part, t.dtype(), kCPU);
-      parts.push_back(broadcast(sent, static_cast<int>(r)));
-    }
-    if (rank() > 0 || parts.empty()) continue;
-    all[name] = t.dim() == 0 ? parts[0] : cat(parts, 0).view(p->sizes());
-  }
-  return all;
-}
-
-std::vector<NamedTensor> ParameterShares::whole(std::vector<NamedTensor> state) const {
-  for (auto& [name, t] : state) {
-    const Tensor* const p = parameter_of(name);
-    if (p && t.dim() > 0) t = zeros({}, t.dtype(), t.device()).expand(p->sizes());
-  }
-  return state;
-}
-
-bool ParameterShares::is_whole(const StateDict& dict) const {
-  if (rank() == 0) return true;
-  const StateDict own = own_part(dict);
-  return own.size() < dict.size() || std::ranges::any_of(own, [&](const auto& entry) {
-           return entry.second.defined() && entry.second.sizes() != dict.at(entry.first).sizes();
-         });
-}
-
-StateDict ParameterShares::own_part(const StateDict& dict) const {
-  StateDict own;
-  for (const auto& [name, t] : dict) {
-    const Tensor* const p = parameter_of(name);
-    if (p && !sharding_->known(*p).own.defined()) continue;
-    const bool part = p && t.defined() && sharding_->known(*p).divided && t.sizes() == p->sizes();
-    own[name] = part ? own_elements(t.contiguous(), sharding_->known(*p).cuts) : t;
-  }
-  return own;
 }
 
 }  // namespace brrr::dist

@@ -36,11 +36,17 @@ class Sharding : NotCopied {
   };
   const Known& known(const Tensor& parameter) const { return known_.at(parameter.impl()); }
   bool used(const Tensor& parameter) const { return known(parameter).used->value != 0; }
-  void set_used(const Tensor& parameter) const { set_used(known(parameter), true); }
+  void set_used(const Tensor& parameter, bool is_used) const;
   /// Whether gradients are kept by their owners, of several ranks.
   bool gradients() const { return gradients_; }
   /// The gradient of what this rank updates, undefined if there is none.
   Tensor own_gradient(const Tensor& parameter) const;
+  /// Of a tensor of a divided parameter's size what belongs to this rank, as a row of elements;
+  /// another tensor as it is.
+  Tensor own_part(const Tensor& parameter, const Tensor& t) const;
+  /// A tensor of the parameter's state, of all ranks on rank 0; on the others their own, which may
+  /// be one without memory. A call of all ranks.
+  Tensor gathered(const Tensor& parameter, const Tensor& t) const;
   /// Of a parameter's gradient, which has been summed, `scale` times the own part is added to what
   /// that has, and nothing else is left.
   void keep_own_gradient(const Tensor& parameter, double scale) const;
@@ -60,36 +66,9 @@ class Sharding : NotCopied {
 
  private:
   Sharding() = default;
-  static void set_used(const Known& known, bool used);
   Tensor sums_of_own(const Tensor& parameter) const;
   std::unordered_map<const TensorImpl*, Known> known_;
   bool gradients_ = false;
-};
-
-/// What an optimiser needs to know of its parameters' sharding.
-class ParameterShares : NotCopied {
- public:
-  /// Of parameters that are sharded. All ranks make it at the same point.
-  ParameterShares(std::shared_ptr<Sharding> sharding, const std::vector<Tensor>& parameters);
-
-  const std::shared_ptr<Sharding>& sharding() const { return sharding_; }
-  /// The owners' values of those that have a gradient, on every rank; in place.
-  void send() const;
-  /// State "<i>.<name>" of all ranks, on rank 0; on the others their own. A call of all ranks.
-  /// `elsewhere` is what the other ranks have.
-  StateDict gathered(const StateDict& own, const std::vector<NamedTensor>& elsewhere) const;
-  /// The same state, of all parameters' sizes: what is a part is replaced by zeros without memory.
-  std::vector<NamedTensor> whole(std::vector<NamedTensor> state) const;
-  /// Whether the dict has more than what gathered() gives to a rank but the first.
-  bool is_whole(const StateDict& dict) const;
-  /// Of such a dict what this rank has, and the entries of no parameter.
-  StateDict own_part(const StateDict& dict) const;
-
- private:
-  const Tensor* parameter_of(const std::string& name) const;
-  std::shared_ptr<Sharding> sharding_;
-  std::vector<Tensor> parameters_;
-  std::unique_ptr<Buckets> values_;
 };
 
 /// A gradient's 2-norm, in float32 at least.

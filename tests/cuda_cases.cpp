@@ -133,17 +133,17 @@ std::vector<KernelText> kernels_to_compile(int major) {
   return kernels;
 }
 
-KernelModule* build_checked(const KernelSource& source, BuildReport& report) {
+KernelModule* build_checked(const KernelSource& source, bool& cached) {
   if (gpu_compiler()) {
     const std::string all = source.all();
     const int major = turn_of(all, long_tests() ? 1 : 2);
-    if (!major) return library->build(source, report);
+    if (!major) return library->build(source, cached);
     const auto built = compile(with_support(all), "step", major);
     CHECK_MESSAGE(built.failure.empty(), built.failure);
     const std::string lines = greedy(built.code, major, [](const std::string&) { return ""; });
     CHECK_MESSAGE(lines.empty(), lines, all);
   }
-  return library->build(source, report);
+  return library->build(source, cached);
 }
 
 std::string open_device() {
@@ -265,7 +265,7 @@ static void build_program(const std::vector<KernelText>& kernels) {
   const OpenDevice& d = device();
   const char* const name = kernels[0].name;
   Module* const module = load_module(
-      machine_code(*d.tools, program_text(kernels), name, d.properties.major, d.properties.minor),
+      machine_code(*d.driver, program_text(kernels), name, d.properties.major, d.properties.minor),
       name);
   for (size_t i = 0; i < kernels.size(); ++i) {
     Function* f = nullptr;
@@ -292,7 +292,7 @@ void build_all(const std::vector<KernelText>& kernels) {
 
 static void reopen() {
   Properties ignored;
-  cuda::check(device().driver->open(0, &ignored), "open");
+  cuda::check(device().driver->open(&ignored), "open");
 }
 EmulatorSetting::EmulatorSetting(const char* variable, const std::string& value) {
   env_.emplace(variable, value.c_str());
@@ -303,14 +303,14 @@ EmulatorSetting::~EmulatorSetting() {
   reopen();
 }
 
-const Tools* gpu_compiler() {
+const Driver* gpu_compiler() {
 #ifdef BRRR_CUDA_MODULE
-  static const Tools* const found = [] {
+  static const Driver* const found = [] {
     void* module = dlopen(BRRR_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
     REQUIRE_MESSAGE(module, dlerror());
     void* get = dlsym(module, "brrr_cuda_boundary");
     REQUIRE(get);
-    return reinterpret_cast<const Boundary* (*)()>(get)()->tools;
+    return reinterpret_cast<const Driver* (*)()>(get)();
   }();
   return found;
 #else

@@ -69,7 +69,7 @@ class EmulatorSetting {
 };
 
 /// The compiler for real GPUs, which needs none; null where its module was not built.
-const cuda::Tools* gpu_compiler();
+const cuda::Driver* gpu_compiler();
 /// Compute capabilities that kernels must compile for.
 inline constexpr int kArchitectures[] = {8, 9, 10};
 /// Compiles the kernels, each text once, for one architecture as programs of many, which saves most

@@ -16,13 +16,13 @@ namespace brrr::test::cuda {
 using namespace brrr::cuda;
 using test::contains;
 
-inline const Boundary& boundary() {
-  static const Boundary* const found = [] {
+inline const Driver& boundary() {
+  static const Driver* const found = [] {
     void* module = dlopen(BRRR_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
     REQUIRE_MESSAGE(module, dlerror());
     void* get = dlsym(module, "brrr_cuda_boundary");
     REQUIRE_MESSAGE(get, dlerror());
-    return reinterpret_cast<const Boundary* (*)()>(get)();
+    return reinterpret_cast<const Driver* (*)()>(get)();
   }();
   return *found;
 }
@@ -45,15 +45,14 @@ struct Compiled {
 
 inline Compiled compile(const std::string& source, int major, int minor = 0) {
   const auto start = std::chrono::steady_clock::now();
-  void* image = nullptr;
+  const char* image = nullptr;
   size_t bytes = 0;
-  const Tools& tools = *boundary().tools;
-  const Failure failure = tools.compile(source.c_str(), "test.cu", major, minor, &image, &bytes);
+  const Failure failure =
+      boundary().compile(source.c_str(), "test.cu", major, minor, &image, &bytes);
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
   Compiled compiled{"", failure ? failure : "", took.count()};
   CHECK((failure == nullptr) == (image != nullptr));
-  if (image) compiled.image.assign(static_cast<const char*>(image), bytes);
-  tools.release_image(image);
+  if (image) compiled.image.assign(image, bytes);
   return compiled;
 }
 
@@ -65,14 +64,14 @@ inline Compiled compile(const std::string& source, int major, int minor = 0) {
 
 /// Whether there is a GPU; the words otherwise.
 inline bool open_device(Properties& properties, std::string& words) {
-  const Failure failure = boundary().driver->open(0, &properties);
+  const Failure failure = boundary().open(&properties);
   words = failure ? failure : "";
   return !failure;
 }
 
 /// Memory of the device and a stream.
 struct Device {
-  const Driver& driver = *boundary().driver;
+  const Driver& driver = boundary();
   Stream* stream = nullptr;
   std::vector<void*> held;
 

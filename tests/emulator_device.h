@@ -33,12 +33,10 @@ template <class F> F* exported(const char* name) {
   REQUIRE(found);
   return reinterpret_cast<F*>(found);
 }
-inline const Boundary& boundary() {
-  static const Boundary& found = *exported<const Boundary*()>("brrr_cuda_boundary")();
+inline const Driver& driver() {
+  static const Driver& found = *exported<const Driver*()>("brrr_cuda_boundary")();
   return found;
 }
-inline const Driver& driver() { return *boundary().driver; }
-inline const Tools& tools() { return *boundary().tools; }
 
 inline std::string words(Failure f) { return f ? f : "no failure"; }
 #define GOOD(call) REQUIRE(words(call) == "no failure")
@@ -59,7 +57,7 @@ struct Device {
       before.emplace_back(old ? old : "");
       setenv(n, n == name ? value : "", 1);
     }
-    GOOD(driver().open(0, &properties));
+    GOOD(driver().open(&properties));
     for (size_t i = 0; i < before.size(); ++i) setenv(names[i], before[i].c_str(), 1);
     GOOD(driver().make_stream(&stream));
   }
@@ -99,11 +97,10 @@ inline Function* kernel(const char* program, const char* name, size_t shared_byt
   static std::map<const char*, Module*> modules;
   Module*& module = modules[program];
   if (!module) {
-    void* image = nullptr;
+    const char* image = nullptr;
     size_t bytes = 0;
-    GOOD(tools().compile(program, "test", 9, 0, &image, &bytes));
+    GOOD(driver().compile(program, "test", 9, 0, &image, &bytes));
     GOOD(driver().load(image, bytes, &module));
-    tools().release_image(image);
   }
   Function* f = nullptr;
   GOOD(driver().function(module, name, shared_bytes, &f));

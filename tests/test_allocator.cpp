@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "brrr.h"
+#include "core/backend.h"
 #include "tests/sanitizer.h"
 
 using namespace brrr::cpu;
@@ -363,16 +364,17 @@ TEST_CASE("allocator: a million cycles touch no new page and map nothing") {
 
 TEST_CASE("allocator: blocks in a row are given back one by one") {
   const size_t sizes[] = {(size_t{64} << 10) + 4, size_t{700} << 10, size_t{17} << 20};
-  if (block_bytes(sizes[0]) == 0) return;  // AddressSanitizer's blocks cannot be parted.
-  CHECK(block_bytes(64) == 0);
+  // AddressSanitizer's blocks cannot be parted.
+  if (brrr::host::block_bytes(sizes[0]) == 0) return;
+  CHECK(brrr::host::block_bytes(64) == 0);
   const size_t live = memory_stats().live;
   for (const std::array<int, 3>& order :
        {std::array{0, 1, 2}, std::array{2, 0, 1}, std::array{1, 2, 0}}) {
-    auto* begin = static_cast<char*>(allocate_row(sizes, 3));
+    auto* begin = static_cast<char*>(brrr::host::allocate_row(sizes, 3));
     REQUIRE(begin);
     CHECK(memory_stats().live == live + sizes[0] + sizes[1] + sizes[2]);
     char* at[3] = {begin};
-    for (int k = 0; k < 2; ++k) at[k + 1] = at[k] + block_bytes(sizes[k]);
+    for (int k = 0; k < 2; ++k) at[k + 1] = at[k] + brrr::host::block_bytes(sizes[k]);
     for (int k = 0; k < 3; ++k) std::memset(at[k], k, sizes[k]);
     for (int k : order) {
       CHECK(at[k][0] == k);

@@ -45,19 +45,19 @@ TEST_CASE("exchange: what is queued beside comes between two points, eagerly and
   CHECK(device_link::capture() == 0);
   work();
   CHECK(same_bits(z, x));
-  gpu.graphs->begin();
+  device_queue::begin_capture();
   CHECK(device_link::capture() > 0);
   work();
   size_t nodes = 0;
-  DeviceGraph* const g = gpu.graphs->end(&nodes);
+  DeviceGraph* const g = device_queue::end_capture(&nodes);
   CHECK(nodes == 3);
   for (int i = 1; i < 4; ++i) {
     x.add_(1.0);
-    gpu.graphs->launch(g);
+    device_queue::launch(g);
     CHECK(same_bits(z, x));
     CHECK(same_bits(y, x));
   }
-  gpu.graphs->release(g);
+  device_queue::release(g);
 }
 
 TEST_CASE("exchange: pinned memory is filled beside the computation, and kept for the next") {

@@ -55,7 +55,7 @@ std::string versions(int major, int minor) {
   Properties properties;
   std::string words;
   const bool there = open_device(properties, words);
-  return "NVRTC " + written(boundary().tools->compiler_version()) +
+  return "NVRTC " + written(boundary().compiler_version()) +
          (there ? ", driver for CUDA " + written(properties.driver_version) : ", no driver") +
          ", device of compute capability " + std::to_string(major) + "." + std::to_string(minor);
 }
@@ -70,16 +70,15 @@ TEST_CASE("cuda module: it loads without a driver, is of this build and has all 
     std::memcpy(entries, &functions, sizeof functions);
     return std::find(std::begin(entries), std::end(entries), nullptr) == std::end(entries);
   };
-  CHECK(complete(*boundary().driver));
-  CHECK(complete(*boundary().tools));
-  CHECK(boundary().tools->compiler_version() >= 12040);
+  CHECK(complete(boundary()));
+  CHECK(boundary().compiler_version() >= 12040);
 }
 
 TEST_CASE("cuda module: kernel text becomes machine code for each architecture") {
   std::string times;
   for (int major : {8, 9, 10, 9, 9}) {
     const Compiled c = compile(doubling, major);
-    if (major == 10 && boundary().tools->compiler_version() < 12080) {
+    if (major == 10 && boundary().compiler_version() < 12080) {
       CHECK(contains(c.image, ".target sm_90"));
     } else {
       CHECK_MESSAGE(is_cubin(c.image), c.failure);
@@ -178,7 +177,7 @@ TEST_CASE("cuda module: without a GPU one line says why, and everything else fai
   }
   MESSAGE("without a GPU: " << words);
   CHECK(lines_of(words) == 1);
-  const Driver& driver = *boundary().driver;
+  const Driver& driver = boundary();
   auto refused = [](Failure failure) {
     return failure && std::string(failure) == "no GPU is open";
   };
@@ -202,7 +201,7 @@ TEST_CASE("cuda module: without a GPU one line says why, and everything else fai
   CHECK(refused(driver.load("", 0, &module)));
   Gemm* plan = nullptr;
   const GemmShape shape{};
-  CHECK(refused(boundary().tools->choose(&shape, 0, &plan)));
+  CHECK(refused(boundary().choose(&shape, 0, &plan)));
 }
 
 // --- On a GPU ------------------------------------------------------------------------------------
@@ -253,7 +252,7 @@ void check_product(Device& device, const GemmShape& s) {
     }
     wanted += element(s.type, sum);
   }
-  const Tools& tools = *boundary().tools;
+  const Driver& tools = boundary();
   constexpr size_t workspace_bytes = 4 << 20;
   void *pa = device.put(a.bytes), *pb = device.put(b.bytes), *pc = device.allocate(wanted.size());
   void* workspace = device.allocate(workspace_bytes);

@@ -29,7 +29,6 @@ const brrr::nccl::Boundary& messages() {
 TEST_CASE("nccl module: it loads without a driver, is of this build and has all functions") {
   const auto& nccl = messages();
   CHECK(nccl.abi == brrr::nccl::kAbi);
-  CHECK_MESSAGE(std::string(nccl.version).starts_with("NCCL 2."), std::string(nccl.version));
   void* entries[sizeof nccl / sizeof(void*)];
   std::memcpy(entries, &nccl, sizeof entries);
   CHECK(std::find(std::begin(entries) + 1, std::end(entries), nullptr) == std::end(entries));
@@ -75,10 +74,11 @@ TEST_CASE("nccl module: on a GPU, messages to itself on a second stream, eagerly
   Graph* g = nullptr;
   size_t nodes = 0;
   bool done = false;
+  size_t taken = 0;
   REQUIRE_DONE(driver.begin_capture(device.stream));
   queue(4);
   REQUIRE_DONE(driver.end_capture(device.stream, &g, &nodes));
-  REQUIRE_DONE(driver.upload(g, device.stream, &done));
+  REQUIRE_DONE(driver.upload(g, device.stream, &done, &taken));
   REQUIRE_DONE(driver.fill(y, 0, bytes, device.stream));
   REQUIRE_DONE(driver.launch_graph(g, device.stream));
   CHECK(device.get(y, bytes) == std::string(bytes, 4));

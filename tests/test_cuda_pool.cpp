@@ -267,7 +267,7 @@ TEST_CASE("pitfall C8 on a device: out of memory names what holds it, and smalle
   const int64_t most = static_cast<int64_t>(device().properties.memory_bytes / 1024);
   const Tensor want = step(64);
   for (int64_t batch : {int64_t{16384}, most * 2}) {
-    if (batch == 16384 && std::string(device().module) != "emulator") continue;
+    if (batch == 16384 && std::string(device().driver->name) != "emulator") continue;
     const std::string said = error_of([&] { step(batch); });
     CHECK_MESSAGE(contains(said, "out of memory on cuda"), said);
     CHECK_MESSAGE(contains(said, " bytes asked; "), said);

@@ -45,13 +45,12 @@ void build(const char* value) {
 // A graph of one copy.
 struct Copy {
   Copy(void* to, const void* from) {
-    b.graphs->begin();
-    b.copy(to, from, 4);
-    graph = b.graphs->end(&nodes);
+    device_queue::begin_capture();
+    backend(DeviceType::CUDA).copy(to, from, 4);
+    graph = device_queue::end_capture(&nodes);
   }
-  ~Copy() { b.graphs->release(graph); }
+  ~Copy() { device_queue::release(graph); }
   Copy(const Copy&) = delete;
-  const Backend& b = backend(DeviceType::CUDA);
   size_t nodes = 0;
   DeviceGraph* graph;
 };
@@ -73,7 +72,7 @@ TEST_CASE("cuda: code and graphs have the room that freed tensors leave") {
   CHECK(free_bytes() == 0);
   const Copy copy(y.impl()->data(), x.impl()->data());
   CHECK(copy.nodes == 1);
-  copy.b.graphs->launch(copy.graph);
+  device_queue::launch(copy.graph);
   CHECK(y.item<float>() == 3);
 }
 

@@ -9,9 +9,9 @@
 
 #include "brrr.h"
 #include "backends/cpu/host_compiler.h"
+#include "backends/cuda/backend.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
-#include "backends/cuda/staging.h"
 #include "backends/cuda/support.h"
 #include "ops/program/cuda.h"
 #include "ops/reduction_ops.h"
@@ -55,26 +55,25 @@ TEST_CASE("cuda: copies of any size through the ring, late ones too") {
   if (!have_device()) return;
   for (const char* lazy : {"0", "1"}) {
     const EmulatorSetting late("BRRR_EMULATOR_LAZY", lazy);
-    Staging staging(device());
     constexpr size_t kSlot = size_t{4} << 20;
     for (size_t n :
          {size_t{0}, size_t{1}, size_t{511}, kSlot - 1, kSlot, kSlot + 1, 5 * kSlot + 9}) {
       const Memory memory(std::max<size_t>(n, 1));
       const std::vector<char> want = pattern(n, 3);
       std::vector<char> from = want, to(n, 'x');
-      staging.to_device(memory.p, from.data(), n);
+      cuda::to_device(memory.p, from.data(), n);
       std::fill(from.begin(), from.end(), 'y');  // Its bytes have left.
-      staging.to_host(to.data(), memory.p, n);
+      cuda::to_host(to.data(), memory.p, n);
       CHECK(to == want);
     }
     // Many small ones: each slot is waited for before it is filled again.
     const Memory memory(64 * 1000);
     for (int i = 0; i < 1000; ++i) {
       const auto piece = pattern(64, i);
-      staging.to_device(static_cast<char*>(memory.p) + 64 * i, piece.data(), 64);
+      cuda::to_device(static_cast<char*>(memory.p) + 64 * i, piece.data(), 64);
     }
     std::vector<char> all(64 * 1000);
-    staging.to_host(all.data(), memory.p, all.size());
+    cuda::to_host(all.data(), memory.p, all.size());
     bool same = true;
     for (int i = 0; i < 1000; ++i) {
       const auto piece = pattern(64, i);
@@ -86,21 +85,21 @@ TEST_CASE("cuda: copies of any size through the ring, late ones too") {
 
 TEST_CASE("cuda: what kernels noted is told once, by the read that waits for it") {
   if (!have_device()) return;
-  Staging staging(device());
   const Memory memory(64);
   char byte = 1;
-  staging.to_host(&byte, memory.p, 1);
-  Fault fault{};
+  cuda::to_host(&byte, memory.p, 1);
+  Fault fault;
+  cuda::to_host(&fault, device_fault(), sizeof fault);  // Its serial number.
   fault.set = 1;
   fault.op = registry()[3]->index;
   fault.value = 12;
   fault.limit = 7;
-  staging.to_device(staging.fault(), &fault, sizeof fault);
-  staging.to_device(memory.p, &byte, 1);  // Writing goes on.
-  const std::string said = error_of([&] { staging.to_host(&byte, memory.p, 1); });
+  cuda::to_device(device_fault(), &fault, sizeof fault);
+  cuda::to_device(memory.p, &byte, 1);  // Writing goes on.
+  const std::string said = error_of([&] { cuda::to_host(&byte, memory.p, 1); });
   CHECK_MESSAGE(said.find(std::string(registry()[3]->name) + ": index 12 is out of range") == 0,
                 said);
-  CHECK(error_of([&] { staging.to_host(&byte, memory.p, 1); }).empty());
+  CHECK(error_of([&] { cuda::to_host(&byte, memory.p, 1); }).empty());
 }
 
 TEST_CASE("cuda: without pinned memory a result is not copied early") {
@@ -109,25 +108,28 @@ TEST_CASE("cuda: without pinned memory a result is not copied early") {
   poor = *device().driver;
   const Held replaced(device().driver, static_cast<const Driver*>(&poor));
   const Memory memory(64);
-  Staging staging(device());
-  HostCopy* const first = staging.copy_out(memory.p, 64);  // There is some, for a few.
-  CHECK(first);
+  std::vector<HostCopy*> some{device_queue::copy_out(memory.p, 64)};  // There is memory, for a few.
+  CHECK(some[0]);
   poor.allocate_pinned = [](void**, size_t) -> Failure { return "out of memory"; };
-  bool some = true;
-  for (int i = 0; i < 5000 && some; ++i) some = staging.copy_out(memory.p, 64);
-  CHECK(!some);
+  for (int i = 0; i < 5000 && some.back(); ++i)
+    some.push_back(device_queue::copy_out(memory.p, 64));
+  CHECK(!some.back());
+  some.pop_back();
+  for (HostCopy* c : some) device_queue::drop(c);
   cuda::synchronize();
 }
 
 TEST_CASE("cuda: code that a full disk does not take runs all the same") {
   const TempCache cache;
-  Tools tools{};
-  tools.compile = [](const char*, const char*, int, int, void** image, size_t* bytes) -> Failure {
-    *image = std::calloc(*bytes = 100000, 1);
+  Driver compiler{};
+  compiler.compile = [](const char*, const char*, int, int, const char** image,
+                        size_t* bytes) -> Failure {
+    static const std::string code(100000, '\0');
+    *image = code.data();
+    *bytes = code.size();
     return nullptr;
   };
-  tools.release_image = std::free;
-  tools.compiler_version = [] { return 1; };
+  compiler.compiler_version = [] { return 1; };
   rlimit old;
   getrlimit(RLIMIT_FSIZE, &old);
   auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -135,7 +137,7 @@ TEST_CASE("cuda: code that a full disk does not take runs all the same") {
   setrlimit(RLIMIT_FSIZE, &small);
   size_t bytes = 0;
   const std::string why =
-      error_of([&] { bytes = machine_code(tools, "a text", "k", 8, 0).size(); });
+      error_of([&] { bytes = machine_code(compiler, "a text", "k", 8, 0).size(); });
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
   CHECK(why == "");
@@ -204,7 +206,8 @@ TEST_CASE("cuda: the numbers that divide by a dim's size are exact below 2^31") 
 TEST_CASE("cuda: a grid that CUDA has not is refused by name") {
   if (!have_device()) return;
   const Grid grid{1, 70000, 1};
-  const std::string said = error_of([&] { cuda::launch(nullptr, "wide", grid, 32, nullptr, 0); });
+  const std::string said =
+      error_of([&] { device_queue::launch(nullptr, "wide", grid, 32, nullptr, 0); });
   CHECK_MESSAGE(contains(said, "wide needs a grid of 1 x 70000 x 1 blocks"), said);
 }
 

@@ -20,7 +20,7 @@ constexpr int n = 64;
 constexpr size_t bytes = n * sizeof(float);
 
 // The arena with at least so many bytes, or not.
-float* arena(size_t size, bool there = true) {
+float* arena_of(size_t size, bool there = true) {
   void* p = nullptr;
   bool done = !there;
   GOOD(driver().arena(size, &p, &done));
@@ -33,11 +33,11 @@ size_t mapped(Stream* s) {
   size_t low = 0, high = size_t{1} << 31;
   while (low < high) {
     const size_t middle = (low + high + 1) / 2;
-    const bool there = words(driver().fill(arena(0), 0, middle, s)) == "no failure";
+    const bool there = words(driver().fill(arena_of(0), 0, middle, s)) == "no failure";
     there ? low = middle : high = middle - 1;
   }
   low = (low + 63) / 64 * 64;
-  arena(low);
+  arena_of(low);
   return low;
 }
 
@@ -47,32 +47,32 @@ TEST_CASE("emulator arena: it grows in place, begins as NaN and counts what is m
   Device d;
   Function* const add = kernel(program, "add");  // Takes memory, too.
   const size_t before = mapped(d.stream), free = free_bytes();
-  float* const x = arena(0) + before / sizeof(float);
+  float* const x = arena_of(0) + before / sizeof(float);
   CHECK_FAILS(driver().fill(x, 0, 1, d.stream), "not within device memory");
-  arena(before + bytes);
+  arena_of(before + bytes);
   CHECK(all_nan(d.host(x, n)));
   GOOD(driver().fill(x, 0, bytes, d.stream));
   CHECK_FAILS(driver().fill(x, 0, bytes + 1, d.stream), "not within device memory");
   constexpr size_t more = 20000;
-  CHECK(arena(before + more * sizeof(float)) + before / sizeof(float) == x);
+  CHECK(arena_of(before + more * sizeof(float)) + before / sizeof(float) == x);
   const std::vector<float> found = d.host(x, more);
   CHECK(std::vector<float>(found.begin(), found.begin() + n) == std::vector<float>(n, 0));
   CHECK(all_nan({found.begin() + n, found.end()}));
   const size_t left = free_bytes();
   CHECK(left < free);
-  arena(4);  // never less
-  arena(before + more * sizeof(float) + left + (1 << 20), false);
+  arena_of(4);  // never less
+  arena_of(before + more * sizeof(float) + left + (1 << 20), false);
   CHECK(free_bytes() == left);
   GOOD(d.launch(add, 1, n, Vectors{x, x, x + more - n, n}));
   CHECK(d.host(x + more - n, n) == std::vector<float>(n, 0));
-  CHECK_FAILS(driver().release(arena(0)), "no device memory");
+  CHECK_FAILS(driver().release(arena_of(0)), "no device memory");
 }
 
 TEST_CASE("emulator arena: bytes written on either side are seen") {
   Device d;
-  arena(bytes);
+  arena_of(bytes);
   const size_t size = mapped(d.stream);
-  float *const x = arena(0), *const end = x + size / sizeof(float);
+  float *const x = arena_of(0), *const end = x + size / sizeof(float);
   for (float* to : {x - n, end - n + 1}) {
     GOOD(d.launch(kernel(program, "add"), 1, n, Vectors{x, x, to, n}));
     CHECK_FAILS(driver().synchronize(d.stream), "were written, which are outside it");

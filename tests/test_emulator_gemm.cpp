@@ -45,24 +45,24 @@ void check_gemm(GemmShape::Type type, bool trans_a, bool trans_b, Encode encoded
   const GemmShape shape{type, false, trans_a, trans_b, m,      n,      k,
                         ld,   ld,    ld,      2,       stride, stride, stride};
   Gemm* plan = nullptr;
-  GOOD(tools().choose(&shape, 100, &plan));
-  GOOD(tools().multiply(plan, d.device(in_a), d.device(in_b), c, workspace, 100, d.stream));
+  GOOD(driver().choose(&shape, 100, &plan));
+  GOOD(driver().multiply(plan, d.device(in_a), d.device(in_b), c, workspace, 100, d.stream));
   CHECK(d.host(c, 2 * stride) == want);
-  CHECK_FAILS(tools().multiply(plan, c + 30, c, c, workspace, 100, d.stream), "multiply: a: ");
-  CHECK_FAILS(tools().multiply(plan, c, c, c, workspace, 99, d.stream), "planned with 100");
+  CHECK_FAILS(driver().multiply(plan, c + 30, c, c, workspace, 100, d.stream), "multiply: a: ");
+  CHECK_FAILS(driver().multiply(plan, c, c, c, workspace, 99, d.stream), "planned with 100");
   // As the module for GPUs asks for it.
   T *const a_at = d.device(in_a), *const b_at = d.device(in_b);
   for (int k = 0; k < 3; ++k) {
     T* p[] = {a_at, b_at, c};
     p[k] = d.device(std::vector<T>(3 * stride)) + 1;
-    CHECK_FAILS(tools().multiply(plan, p[0], p[1], p[2], workspace, 100, d.stream),
+    CHECK_FAILS(driver().multiply(plan, p[0], p[1], p[2], workspace, 100, d.stream),
                 "is not aligned to 16 bytes");
   }
   void* shifted = d.device(std::vector<char>(200)) + 16;
-  CHECK_FAILS(tools().multiply(plan, a_at, b_at, c, shifted, 100, d.stream),
+  CHECK_FAILS(driver().multiply(plan, a_at, b_at, c, shifted, 100, d.stream),
               "is not aligned to 256 bytes");
   Gemm* const none = reinterpret_cast<Gemm*>(c);
-  CHECK_FAILS(tools().multiply(none, c, c, c, workspace, 100, d.stream), "no plan");
+  CHECK_FAILS(driver().multiply(none, c, c, c, workspace, 100, d.stream), "no plan");
 }
 
 }  // namespace
@@ -81,5 +81,5 @@ TEST_CASE("emulator: matrix products") {
   }
   GemmShape shape{GemmShape::Float32, false, false, false, 3, 4, 5, 4, 4, 4, 1, 0, 0, 0};
   Gemm* plan = nullptr;
-  CHECK_FAILS(tools().choose(&shape, 0, &plan), "rows of a have 5 elements but a stride of 4");
+  CHECK_FAILS(driver().choose(&shape, 0, &plan), "rows of a have 5 elements but a stride of 4");
 }

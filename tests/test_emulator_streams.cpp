@@ -50,7 +50,8 @@ TEST_CASE("emulator streams: a second stream belongs to a capture from one event
   GOOD(capture(true, &nodes, &g));
   CHECK(nodes == 3);
   bool done = false;
-  GOOD(driver().upload(g, d.stream, &done));
+  size_t taken = 0;
+  GOOD(driver().upload(g, d.stream, &done, &taken));
   CHECK(done);
   GOOD(driver().launch_graph(g, d.stream));
   // A branch runs when it is awaited: whoever relies on less is found out.

@@ -176,9 +176,9 @@ TEST_CASE("small gemm: a right operand that was copied once serves all products 
         Gemm g{kFloat32,       ta,       tb,         s.m, s.n, s.k, left.at(0, 0), left.ld,
                right.at(0, 0), right.ld, c.at(0, 0), c.ld};
         if (copy.empty()) {
-          copy.resize(static_cast<size_t>(cpu::packed_right_bytes(g)));
+          copy.resize(static_cast<size_t>(host::packed_right_bytes(g)));
           if (copy.empty()) return;
-          cpu::pack_right(g, copy.data());
+          host::pack_right(g, copy.data());
           ++copied;
         }
         g.packed = copy.data();

@@ -231,12 +231,6 @@ void reset_peak() noexcept {
   update_peak(slow.cache);
 }
 
-size_t block_bytes(size_t bytes) noexcept {
-  return kPlainMalloc || bytes <= kSmallLimit ? 0 : block_size(bytes);
-}
-
-void* allocate_row(const size_t* bytes, size_t n) noexcept { return obtain(bytes, n); }
-
 std::string describe_memory() {
   const MemoryStats s = memory_stats();
   Holders holders;
@@ -262,3 +256,15 @@ void fail_after(int64_t n) noexcept {
 }
 
 }  // namespace brrr::cpu
+
+namespace brrr::host {
+
+using namespace cpu;
+
+size_t block_bytes(size_t bytes) noexcept {
+  return kPlainMalloc || bytes <= kSmallLimit ? 0 : block_size(bytes);
+}
+
+void* allocate_row(const size_t* bytes, size_t n) noexcept { return obtain(bytes, n); }
+
+}  // namespace brrr::host

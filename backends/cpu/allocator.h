@@ -21,11 +21,6 @@ MemoryStats memory_stats() noexcept;
 std::string describe_memory();
 /// Starts a new peak at the present live bytes.
 void reset_peak() noexcept;
-/// What a tensor of `bytes` takes in a row of blocks; 0 for one that cannot be in a row.
-size_t block_bytes(size_t bytes) noexcept;
-/// One piece of memory for n tensors, block_bytes() apart, each of which is deallocated by itself.
-/// nullptr as for allocate().
-void* allocate_row(const size_t* bytes, size_t n) noexcept;
 /// Gives unused memory back to the system: free segments, the caller's own free lists.
 void trim() noexcept;
 /// For tests of error paths: the n-th following allocation (0: the next) returns nullptr, once.

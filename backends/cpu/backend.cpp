@@ -2,6 +2,7 @@
 #include "core/backend.h"
 
 #include <cblas.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -51,8 +52,6 @@ const Backend& cpu_backend() {
   static const Backend b{
       .allocate = cpu::allocate,
       .deallocate = cpu::deallocate,
-      .block_bytes = cpu::block_bytes,
-      .allocate_row = cpu::allocate_row,
       .describe_memory = cpu::describe_memory,
       .memory_stats = cpu::memory_stats,
       .reset_peak = cpu::reset_peak,
@@ -63,14 +62,9 @@ const Backend& cpu_backend() {
       .copy_to_host = copy_bytes,
       .copy = copy_bytes,
       .launch = launch,
-      .gemm = cpu::gemm,
-      .is_chain = cpu::is_chain,
-      .packed_right_bytes = cpu::packed_right_bytes,
-      .pack_right = cpu::pack_right,
-      .gemm_batch = cpu::gemm_batch,
-      .parallel_for = cpu::run_ranges,
+      .gemm = cpu::gemm_batch,
       .synchronize = [] {},
-      .build = [](const KernelSource& s, BuildReport& r) { return cpu::build(s.all(), r); },
+      .build = [](const KernelSource& s, bool& cached) { return cpu::build(s.all(), cached); },
       .symbol = cpu::symbol,
       .unload = cpu::unload,
   };

@@ -10,7 +10,7 @@ namespace brrr::cpu {
 /// C = op(A) op(B) for float32 and float64; C does not overlap A or B. The bits of C depend on
 /// shape, transposes and values only: not on threads, alignment or leading dimensions.
 void gemm(const Gemm& problem);
-/// Backend::gemm_batch.
+/// Backend::gemm.
 void gemm_batch(const Gemm& first, int64_t n, const int64_t* at);
 /// C^T = op(B)^T op(A)^T; C is left as it lies.
 inline Gemm swapped(Gemm g) {
@@ -31,10 +31,6 @@ bool small_gemm_wins(const Gemm& problem);
 /// Longer sums are taken as sums of chains of 256 terms, one after the other: what rounding costs
 /// grows with a chain's length.
 inline constexpr int64_t kLongestChain = 8192, kChain = 256;
-/// Whether it will, and every element will be one chain.
-inline bool is_chain(const Gemm& g) {
-  return g.m > 0 && g.n > 0 && g.k > 0 && g.k <= kLongestChain && small_gemm_wins(g);
-}
 
 /// C = op(A) op(B) for float32 and any m, n, k >= 1; C does not overlap A or B. Every element is
 /// one chain of fused multiply-adds in the order of k that starts from zero or, with `add`, from C,
@@ -48,12 +44,8 @@ void small_gemm(const Gemm& problem);
 inline constexpr int64_t kFewRows = 8;
 bool has_few_rows(const Gemm& problem);
 void few_gemm(const Gemm& problem);
-/// Of a product that small_gemm takes, and of as many others of its shape as read the same B: see
-/// Backend::packed_right_bytes.
-int64_t packed_right_bytes(const Gemm& problem);
-void pack_right(const Gemm& problem, void* to);
 /// n products of the first one's shape, planned once and run by this thread; see
-/// Backend::gemm_batch.
+/// Backend::gemm.
 void small_gemm(const Gemm& first, int64_t n, const int64_t* at);
 
 }  // namespace brrr::cpu

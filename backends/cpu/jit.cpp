@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -139,15 +138,15 @@ static void* find_cached(const std::string& dir, const std::string& key) {
 
 // The shared object from the cache, or built.
 static void* load(const std::string& key, const std::string& source, const HostCompiler& compiler,
-                  BuildReport& report) {
+                  bool& cached) {
   const std::string dir = kernel_cache_dir();
   const std::string kept = env_or_empty("BRRR_KEEP_SOURCE") == "1" ? dir + "/" + key + ".cpp" : "";
   if (!kept.empty()) write_source(kept, source);
-  report.cached = true;
+  cached = true;
   if (void* library = find_cached(dir, key)) return library;
   const BuildLock alone(dir, key);
   if (void* library = find_cached(dir, key)) return library;
-  report.cached = false;
+  cached = false;
   compile(dir, key, source, compiler, kept);
   if (void* library = open_shared(kernel_path(dir, key))) return library;
   const char* why = dlerror();
@@ -157,17 +156,13 @@ static void* load(const std::string& key, const std::string& source, const HostC
       why ? why : "unknown reason", dir);
 }
 
-KernelModule* build(const std::string& source, BuildReport& report) {
-  const auto start = std::chrono::steady_clock::now();
-  report = {};
+KernelModule* build(const std::string& source, bool& cached) {
   if (env_or_empty("BRRR_JIT") == "off") fail("no compiler: BRRR_JIT=off");
   if (env_or_empty("BRRR_JIT_FAIL") == "1")
     fail("jit: BRRR_JIT_FAIL=1: this build was told to fail");
   const HostCompiler compiler = find_host_compiler();
   const std::string key = make_key(source, compiler);
-  void* const library = load(key, source, compiler, report);
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return static_cast<KernelModule*>(library);
+  return static_cast<KernelModule*>(load(key, source, compiler, cached));
 }
 
 void* symbol(KernelModule* module, const char* name) {

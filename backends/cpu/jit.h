@@ -16,7 +16,7 @@ namespace brrr::cpu {
 // dlopen() gives, which counts those of equal text as one. Throws Error, with the first lines of
 // what the compiler said, having kept nothing. May be called by several threads; equal text is then
 // built once.
-KernelModule* build(const std::string& source, BuildReport& report);
+KernelModule* build(const std::string& source, bool& cached);
 
 // The address of a function of the module. Throws Error if it has none of that name.
 void* symbol(KernelModule* module, const char* name);

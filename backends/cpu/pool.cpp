@@ -15,6 +15,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/backend.h"
+
 namespace brrr::cpu {
 namespace {
 
@@ -86,7 +88,7 @@ void set_float_control(uint32_t) {}
 
 // What a region does: each thread its chunk of [0, n).
 struct Task {
-  RangeFn fn;
+  host::RangeFn fn;
   void* ctx;
   int64_t n, chunk;
   uint32_t control = float_control();
@@ -278,6 +280,12 @@ void set_num_threads(int n) noexcept {
   wanted_threads.store(std::clamp(n, 1, kMaxThreads), std::memory_order_relaxed);
 }
 
+}  // namespace brrr::cpu
+
+namespace brrr::host {
+
+using namespace cpu;
+
 void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
   if (n <= 0) return;
   grain = std::max<int64_t>(grain, 1);
@@ -291,4 +299,4 @@ void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx) {
   gang.run(static_cast<int>(ceil_div(n, chunk)), {fn, ctx, n, chunk});
 }
 
-}  // namespace brrr::cpu
+}  // namespace brrr::host

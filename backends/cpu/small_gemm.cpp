@@ -338,6 +338,28 @@ void small_gemm(const Gemm& g) {
   }
 }
 
+void small_gemm(const Gemm& first, int64_t n, const int64_t* at) {
+  Plan p = plan_for(first);
+  const float *a = p.a, *b = p.b;
+  float* c = p.c;
+  for (int64_t i = 0; i < n; ++i, at += 3) {
+    p.a = a + at[p.c_trans ? 1 : 0];
+    p.b = b + at[p.c_trans ? 0 : 1];
+    p.c = c + at[2];
+    run(p, 0, p.panels.count, 0, p.tiles.count);
+  }
+}
+
+}  // namespace brrr::cpu
+
+namespace brrr::host {
+
+using namespace cpu;
+
+bool is_chain(const Gemm& g) {
+  return g.m > 0 && g.n > 0 && g.k > 0 && g.k <= kLongestChain && small_gemm_wins(g);
+}
+
 int64_t packed_right_bytes(const Gemm& g) {
   if (!is_chain(g) || has_few_rows(g)) return 0;
   const Plan p = plan_for(g);
@@ -360,16 +382,4 @@ void pack_right(const Gemm& g, void* to) {
   });
 }
 
-void small_gemm(const Gemm& first, int64_t n, const int64_t* at) {
-  Plan p = plan_for(first);
-  const float *a = p.a, *b = p.b;
-  float* c = p.c;
-  for (int64_t i = 0; i < n; ++i, at += 3) {
-    p.a = a + at[p.c_trans ? 1 : 0];
-    p.b = b + at[p.c_trans ? 0 : 1];
-    p.c = c + at[2];
-    run(p, 0, p.panels.count, 0, p.tiles.count);
-  }
-}
-
-}  // namespace brrr::cpu
+}  // namespace brrr::host

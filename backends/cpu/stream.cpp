@@ -205,12 +205,11 @@ static DeviceLimits measure(Keep& keep) {
 }
 
 DeviceLimits limits(bool anew) {
-  const DeviceProperties p = backend(DeviceType::CPU).properties();
   const std::string build =
       fmt::format("{} threads, {} lanes, {} of {} cores, caches {}, {}", num_threads(),
                   tile::kWidth, num_cpus(), sysconf(_SC_NPROCESSORS_ONLN),
                   sysconf(_SC_LEVEL2_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE));
-  return jit::kept_limits({"cpu", p.name, p.versions, build}, anew, measure);
+  return jit::kept_limits(kCPU, build, anew, measure);
 }
 
 }  // namespace brrr::cpu

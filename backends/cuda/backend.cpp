@@ -7,7 +7,6 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/pool.h"
-#include "backends/cuda/staging.h"
 #include "backends/limits.h"
 #include "core/check.h"
 #include "core/context.h"
@@ -31,9 +30,10 @@ std::string version_text(int v) { return fmt::format("{}.{}", v / 1000, v % 1000
 DeviceProperties properties() {
   const OpenDevice& d = device();
   const Properties& p = d.properties;
-  const std::string versions = fmt::format(
-      "module {}, driver {}, runtime {}, compiler {}", d.module, version_text(p.driver_version),
-      version_text(p.runtime_version), version_text(d.tools->compiler_version()));
+  const std::string versions =
+      fmt::format("module {}, driver {}, runtime {}, compiler {}", d.driver->name,
+                  version_text(p.driver_version), version_text(p.runtime_version),
+                  version_text(d.driver->compiler_version()));
   return {p.name,  p.major, p.minor, p.multiprocessors, p.memory_bytes, p.memory_bandwidth,
           versions};
 }
@@ -76,45 +76,6 @@ void launch_op(OpCall& c) {
   run_decomposition(c);
 }
 
-void run_text(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
-              size_t bytes) {
-  const KernelKey key{&k, v.bits() | static_cast<uint64_t>(g.shared_bytes) << 32};
-  Function* f =
-      find_kernel(key, k.name, static_cast<size_t>(g.shared_bytes), [&] { return text_of(k, v); });
-  cuda::launch(f, k.name, g, k.threads, arguments, bytes);
-}
-
-// --- marks ---------------------------------------------------------------------------------------
-
-// A mark, a point in the device's queue that knows its time, is an event; they are kept for the
-// next profile.
-Event* event_of(DeviceMark* m) { return reinterpret_cast<Event*>(m); }
-Spares<Event>& spares() {
-  static Spares<Event>& s = *new Spares<Event>;
-  return s;
-}
-
-DeviceMark* mark() {
-  const OpenDevice& d = device();
-  Event* event = spares().take();
-  if (!event) check(d.driver->make_timer(&event), "timer");
-  check(d.driver->record(event, d.compute), "timer");
-  return reinterpret_cast<DeviceMark*>(event);
-}
-
-double between(DeviceMark* from, DeviceMark* to) {
-  const Driver& d = *device().driver;
-  check(d.wait(event_of(from)), "timer");
-  check(d.wait(event_of(to)), "timer");
-  float milliseconds = 0;
-  check(d.elapsed(event_of(from), event_of(to), &milliseconds), "timer");
-  return 1e3 * static_cast<double>(milliseconds);
-}
-
-void drop_mark(DeviceMark* m) noexcept {
-  if (m) spares().give(event_of(m));
-}
-
 // --- what a GPU can do, measured where it is asked for -------------------------------------------
 
 DeviceLimits measure(Keep&) {
@@ -139,12 +100,34 @@ DeviceLimits measure(Keep&) {
   return l;
 }
 
-DeviceLimits limits(bool anew) {
-  const DeviceProperties p = backend(kCUDA).properties();
-  return jit::kept_limits({"cuda", p.name, p.versions}, anew, measure);
+}  // namespace
+
+// --- marks ---------------------------------------------------------------------------------------
+
+using Timers = Spares<Event>;  // Kept for the next profile.
+
+static Event* event_of(device_queue::Mark* m) { return reinterpret_cast<Event*>(m); }
+
+device_queue::Mark* device_queue::mark() {
+  const OpenDevice& d = device();
+  Event* event = process_own<Timers>().take();
+  if (!event) check(d.driver->make_timer(&event), "timer");
+  check(d.driver->record(event, d.compute), "timer");
+  return reinterpret_cast<Mark*>(event);
 }
 
-}  // namespace
+double device_queue::between(Mark* from, Mark* to) {
+  const Driver& d = *device().driver;
+  check(d.wait(event_of(from)), "timer");
+  check(d.wait(event_of(to)), "timer");
+  float milliseconds = 0;
+  check(d.elapsed(event_of(from), event_of(to), &milliseconds), "timer");
+  return 1e3 * static_cast<double>(milliseconds);
+}
+
+void device_queue::drop(Mark* mark) noexcept {
+  if (mark) process_own<Timers>().give(event_of(mark));
+}
 
 const Backend& cuda_backend() {
   device();  // Throws what is missing.
@@ -156,31 +139,22 @@ const Backend& cuda_backend() {
       .reset_peak = [] { pool().reset_peak(); },
       .empty_cache = [] { pool().trim(); },
       .properties = properties,
-      .limits = limits,
-      .copy_from_host = [](void* to, const void* from,
-                           size_t bytes) { staging().to_device(to, from, bytes); },
-      .copy_to_host = [](void* to, const void* from,
-                         size_t bytes) { staging().to_host(to, from, bytes); },
+      .limits = [](bool anew) { return jit::kept_limits(kCUDA, "", anew, measure); },
+      .copy_from_host = cuda::to_device,
+      .copy_to_host = cuda::to_host,
       .copy = [](void* to, const void* from,
                  size_t bytes) { queue_copy(to, from, bytes, Way::OnDevice, device().stream()); },
       .launch = launch_op,
       .gemm = cuda::gemm,
-      .gemm_batch = cuda::gemm_batch,
       .synchronize =
           [] {
             cuda::synchronize();
-            char none;
-            staging().to_host(&none, nullptr, 0);
+            cuda::to_host(nullptr, nullptr, 0);
           },
-      .mark = mark,
-      .between = between,
-      .drop_mark = drop_mark,
       .build = cuda::build,
       .symbol = cuda::symbol,
       .unload = cuda::unload,
-      .run_kernel = run_text,
-      .fault = [] { return staging().fault(); },
-      .graphs = &graph_backend(),
+      .run_kernel = cuda::run_kernel,
   };
   return b;
 }

@@ -10,12 +10,11 @@ namespace brrr::cuda {
 
 /// One algorithm per problem, chosen when it is first met and kept; both modes share it. Float32
 /// is computed in float32 unless allow_tf32 says otherwise; 16-bit floats accumulate in float32.
-/// Factors may begin anywhere, the result at a multiple of 16 bytes, as memory of its own does.
-void gemm(const brrr::Gemm& g);
+/// Factors may begin anywhere, the result at a multiple of 16 bytes, as memory of its own does. All
+/// products go to the library as one call.
+void gemm(const brrr::Gemm& first, int64_t n, const int64_t* at);
 /// What products beside others need, if there is memory for it; not within a capture.
 void reserve_beside();
-/// Products that lie at even distances go to the library as one call.
-void gemm_batch(const brrr::Gemm& first, int64_t n, const int64_t* at);
 
 // --- small_gemm.cpp: products of float32 by a kernel of our own ----------------------------------
 
@@ -25,14 +24,18 @@ bool is_small(const GemmShape& s);
 /// Queues the product. Operands lie as `s` says, and may begin anywhere; k is not 0.
 void multiply_small(const GemmShape& s, const void* a, const void* b, void* c);
 
+// --- staging.cpp: copies between host memory and the device --------------------------------------
+
+/// Queued; `from` may be changed at once.
+void to_device(void* to, const void* from, size_t bytes);
+/// Waits for all that is queued before it, and for nothing else. Throws if that has noted a
+/// fault, which is forgotten then.
+void to_host(void* to, const void* from, size_t bytes);
+
 // --- programs.cpp: built kernels of a recorded step ----------------------------------------------
 
-KernelModule* build(const KernelSource& source, BuildReport& report);
+KernelModule* build(const KernelSource& source, bool& cached);
 void* symbol(KernelModule* m, const char* name);
 void unload(KernelModule* m) noexcept;
-
-// --- graphs.cpp: captured work -------------------------------------------------------------------
-
-const GraphBackend& graph_backend();
 
 }  // namespace brrr::cuda

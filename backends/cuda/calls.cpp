@@ -255,7 +255,7 @@ template <class Walk> void WalkedCall<Walk>::launch(const OpCall& c) const {
     if (blocks == 0) return;
     const std::string name = std::string("k") + suffix(stage);
     Function* const k = find_kernel(key(stage), name.c_str(), 0, [&] { return text(stage); });
-    cuda::launch(k, op->name, {blocks}, threads, words, n * sizeof words[0]);
+    device_queue::launch(k, op->name, {blocks}, threads, words, n * sizeof words[0]);
   });
 }
 

@@ -17,39 +17,36 @@ namespace {
 // Of the compute capability: 16-bit attention's matrix instructions and bfloat16 products.
 constexpr int kLeastMajor = 8;
 
-int64_t now_ns() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
-
-std::atomic<int64_t> waiting_since_ns{0};
+using Clock = std::chrono::steady_clock;
+std::atomic<Clock::time_point> waiting_since{};
 
 // While a thread waits for the device.
 struct Waiting : NotCopied {
   explicit Waiting(OpenDevice& d) {
     d.waits.fetch_add(1, std::memory_order_relaxed);
-    waiting_since_ns = now_ns();
+    waiting_since = Clock::now();
   }
-  ~Waiting() { waiting_since_ns = 0; }
+  ~Waiting() { waiting_since = Clock::time_point(); }
 };
 
 OpenDevice* open() {
   std::string why;
-  const auto* const b = static_cast<const Boundary*>(
+  const auto* const driver = static_cast<const Driver*>(
       open_boundary("libbrrr_cuda.so", "BRRR_CUDA_MODULE", "brrr_cuda_boundary", kAbi, why));
-  BRRR_CHECK(b,
+  BRRR_CHECK(driver,
              "cuda: {}; build brrr and the module together, with the CUDA Toolkit, set "
              "BRRR_CUDA_MODULE to one, or use brrr::kCPU",
              why);
-  std::unique_ptr<OpenDevice> d(new OpenDevice{b->driver, b->tools, b->name});
-  const Failure failure = d->driver->open(0, &d->properties);
+  std::unique_ptr<OpenDevice> d(new OpenDevice{driver});
+  const Failure failure = driver->open(&d->properties);
   if (failure) fail("cuda: {}; use brrr::kCPU", failure);
   const Properties& p = d->properties;
   BRRR_CHECK(p.major >= kLeastMajor,
              "cuda: {} has compute capability {}.{}, and brrr's kernels need {}.0 or newer; use "
              "brrr::kCPU",
              p.name, p.major, p.minor, kLeastMajor);
-  check(d->driver->make_stream(&d->compute), "no stream");
-  check(d->driver->make_stream(&d->capture), "no stream");
+  check(driver->make_stream(&d->compute), "no stream");
+  check(driver->make_stream(&d->capture), "no stream");
   return d.release();  // Never closed: what is destroyed last may still ask for it.
 }
 
@@ -95,6 +92,7 @@ void wait_for(Event* e, const char* what) {
 }  // namespace brrr::cuda
 
 double brrr::device_link::waited_s() {
-  const int64_t since = cuda::waiting_since_ns;
-  return since ? 1e-9 * static_cast<double>(cuda::now_ns() - since) : 0;
+  const cuda::Clock::time_point since = cuda::waiting_since;
+  if (since == cuda::Clock::time_point()) return 0;
+  return std::chrono::duration<double>(cuda::Clock::now() - since).count();
 }

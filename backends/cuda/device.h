@@ -11,8 +11,6 @@ namespace brrr::cuda {
 
 struct OpenDevice {
   const Driver* driver;
-  const Tools* tools;
-  const char* module;  ///< "cuda", "emulator".
   Properties properties{};
   Stream* compute = nullptr;  ///< All work is queued here...
   Stream* capture = nullptr;  ///< ...but for what is noted by a capture,
@@ -41,6 +39,13 @@ void queue_copy(void* to, const void* from, size_t bytes, Way way, Stream* s);
 void synchronize();
 /// The calling thread waits for the event.
 void wait_for(Event* e, const char* what);
+
+/// The process's own T, made at its first use. Never destroyed: what ends last may still ask for
+/// it.
+template <class T> T& process_own() {
+  static T& own = *new T;
+  return own;
+}
 
 /// What a driver makes slowly, kept for whoever asks next.
 template <class T> class Spares {

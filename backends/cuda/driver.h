@@ -1,8 +1,8 @@
 #pragma once
-// The boundary between brrr and what talks to a device: two structs of function pointers and plain
+// The boundary between brrr and what talks to a device: a struct of function pointers and plain
 // data. No exception and no C++ type crosses it, and no header of the CUDA Toolkit is needed on
-// this side. The module brrr_cuda fills them from the Toolkit; tests/emulator fills them for a
-// machine without a GPU, and runs the same kernels on the CPU.
+// this side. The module brrr_cuda fills it from the Toolkit; tests/emulator fills it for a machine
+// without a GPU, and runs the same kernels on the CPU.
 //
 // Every function returns null, or what went wrong in words that hold until the thread's next call.
 
@@ -13,7 +13,7 @@
 namespace brrr::cuda {
 
 /// Raised whenever anything below changes.
-inline constexpr int kAbi = 7;
+inline constexpr int kAbi = 8;
 
 using Failure = const char*;
 
@@ -37,9 +37,27 @@ struct Properties {
 
 enum class Way : int { ToDevice, ToHost, OnDevice };
 
-/// The device itself. Streams never synchronise with the legacy stream.
+/// Of a, b and c in memory: an algorithm chosen for any address would be slow for most.
+inline constexpr size_t kGemmAlignment = 16;
+
+/// c[m, n] = op(a)[m, k] op(b)[k, n], row-major, `batch` of them at strides in elements.
+struct GemmShape {
+  enum Type : int { Float32, Float64, BFloat16, Float16 };
+  Type type;  ///< Of a, b and c; 16-bit floats accumulate in float32.
+  bool tf32;  ///< Float32 products may round their factors to TF32.
+  bool trans_a, trans_b;
+  int64_t m, n, k, lda, ldb, ldc;
+  int64_t batch, stride_a, stride_b, stride_c;
+  auto operator<=>(const GemmShape&) const = default;
+};
+
+/// The first device, its compiler and its matrix products; what a module exports, as
+/// `extern "C" const brrr::cuda::Driver* brrr_cuda_boundary();`. Streams never synchronise with the
+/// legacy stream.
 struct Driver {
-  Failure (*open)(int device, Properties* properties);
+  int abi;           ///< kAbi of the build.
+  const char* name;  ///< "cuda", "emulator".
+  Failure (*open)(Properties* properties);
   /// Null in `*p` (and no failure) when there is not enough memory.
   Failure (*allocate)(void** p, size_t bytes);
   Failure (*release)(void* p);
@@ -62,7 +80,7 @@ struct Driver {
   Failure (*copy)(void* to, const void* from, size_t bytes, Way way, Stream* s);
   Failure (*fill)(void* to, unsigned char value, size_t bytes, Stream* s);
 
-  /// Code for this device as Tools::compile gives it, with all of its kernels. Null in `*m` (and no
+  /// Code for this device as `compile` gives it, with all of its kernels. Null in `*m` (and no
   /// failure) when there is not enough memory.
   Failure (*load)(const void* image, size_t bytes, Module** m);
   /// Before it the caller has waited for all work that uses the module.
@@ -87,41 +105,23 @@ struct Driver {
   Failure (*end_capture)(Stream* s, Graph** g, size_t* nodes);
   /// Makes the graph ready to be launched, which it must be, and brings it to the device, so that
   /// the first launch costs no more than the others. `*done` is false (and there is no failure)
-  /// when there is not enough memory; then it may be asked for again.
-  Failure (*upload)(Graph* g, Stream* s, bool* done);
+  /// when there is not enough memory; then it may be asked for again. `*bytes` of host and device
+  /// memory are the graph's then, as far as they are known.
+  Failure (*upload)(Graph* g, Stream* s, bool* done, size_t* bytes);
   Failure (*launch_graph)(Graph* g, Stream* s);
   Failure (*release_graph)(Graph* g);  ///< Launches that wait still run.
-  /// Bytes of host and device memory that the graph takes, as far as they are known.
-  Failure (*graph_bytes)(Graph* g, size_t* bytes);
 
   /// Where the device's one arena begins, a range of addresses as long as its memory, which grows
   /// in place: at least so many bytes are usable from then on (`*done` is false when there is not
   /// enough memory).
   Failure (*arena)(size_t bytes, void** begin, bool* done);
-};
 
-/// Of a, b and c in memory: an algorithm chosen for any address would be slow for most.
-inline constexpr size_t kGemmAlignment = 16;
-
-/// c[m, n] = op(a)[m, k] op(b)[k, n], row-major, `batch` of them at strides in elements.
-struct GemmShape {
-  enum Type : int { Float32, Float64, BFloat16, Float16 };
-  Type type;  ///< Of a, b and c; 16-bit floats accumulate in float32.
-  bool tf32;  ///< Float32 products may round their factors to TF32.
-  bool trans_a, trans_b;
-  int64_t m, n, k, lda, ldb, ldc;
-  int64_t batch, stride_a, stride_b, stride_c;
-  auto operator<=>(const GemmShape&) const = default;
-};
-
-/// Compiler and matrix products.
-struct Tools {
   /// CUDA C++ text without headers to machine code for compute capability major.minor, or to PTX
-  /// of the newest architecture the compiler knows when it does not know that one. `*image` is to
-  /// be given to `release_image`. On failure the words are the compiler's log.
-  Failure (*compile)(const char* source, const char* name, int major, int minor, void** image,
+  /// of the newest architecture the compiler knows when it does not know that one. No device is
+  /// needed. The image holds until the thread compiles again. On failure the words are the
+  /// compiler's log.
+  Failure (*compile)(const char* source, const char* name, int major, int minor, const char** image,
                      size_t* bytes);
-  void (*release_image)(void* image);
   int (*compiler_version)();  ///< As Properties::driver_version; decides what a cached image is.
 
   /// Chooses one algorithm for a problem, the same in every process on the same device.
@@ -129,14 +129,6 @@ struct Tools {
   /// Where a, b or c is not aligned to kGemmAlignment it fails; the workspace is aligned to 256.
   Failure (*multiply)(Gemm* gemm, const void* a, const void* b, void* c, void* workspace,
                       size_t workspace_bytes, Stream* s);
-};
-
-/// What a module exports, as `extern "C" const brrr::cuda::Boundary* brrr_cuda_boundary();`
-struct Boundary {
-  int abi;           ///< kAbi of the build.
-  const char* name;  ///< "cuda", "emulator".
-  const Driver* driver;
-  const Tools* tools;
 };
 
 }  // namespace brrr::cuda

@@ -28,32 +28,20 @@ struct Algorithms {
     });
   }
 };
-Algorithms& algorithms() {
-  static Algorithms& a = *new Algorithms;
-  return a;
-}
 
 // A factor, `batch` matrices of rows x columns or their transposes, where the library takes it.
 // What is not aligned is moved as it lies, gaps included, so that it is the same problem and the
 // product has the same bits wherever its factors begin.
-class Aligned {
- public:
-  Aligned(const void* p, DType dtype, bool transposed, int64_t rows, int64_t columns, int64_t ld,
-          int64_t batch, int64_t stride)
-      : at_(p) {
-    if (reinterpret_cast<uintptr_t>(p) % kGemmAlignment == 0) return;
-    if (transposed) std::swap(rows, columns);
-    const int64_t n = (batch - 1) * stride + (rows - 1) * ld + columns;
-    moved_ = raw_empty({n}, dtype, kCUDA);
-    at_ = moved_.impl()->data();
-    backend(DeviceType::CUDA).copy(moved_.impl()->data(), p, moved_.impl()->storage->bytes);
-  }
-  const void* get() const { return at_; }
-
- private:
-  const void* at_;
-  Tensor moved_;
-};
+const void* aligned(Tensor& moved, const void* p, DType dtype, bool transposed, int64_t rows,
+                    int64_t columns, int64_t ld, int64_t batch, int64_t stride) {
+  if (reinterpret_cast<uintptr_t>(p) % kGemmAlignment == 0) return p;
+  if (transposed) std::swap(rows, columns);
+  const int64_t n = (batch - 1) * stride + (rows - 1) * ld + columns;
+  moved = raw_empty({n}, dtype, kCUDA);
+  const TensorImpl& to = *moved.impl();
+  queue_copy(to.data(), p, to.storage->bytes, Way::OnDevice, device().stream());
+  return to.data();
+}
 
 void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, void* c) {
   const OpenDevice& d = device();
@@ -62,18 +50,18 @@ void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, voi
     return check(d.driver->fill(c, 0, bytes, d.stream()), "fill");
   }
   if (is_small(s)) return multiply_small(s, a, b, c);
-  const Aligned left(a, dtype, s.trans_a, s.m, s.k, s.lda, s.batch, s.stride_a);
-  const Aligned right(b, dtype, s.trans_b, s.k, s.n, s.ldb, s.batch, s.stride_b);
-  Algorithms& p = algorithms();
+  Tensor moved[2];
+  a = aligned(moved[0], a, dtype, s.trans_a, s.m, s.k, s.lda, s.batch, s.stride_a);
+  b = aligned(moved[1], b, dtype, s.trans_b, s.k, s.n, s.ldb, s.batch, s.stride_b);
+  Algorithms& p = process_own<Algorithms>();
   const std::lock_guard lock(p.mutex);
   void* const& workspace = p.workspaces[OpenDevice::beside];
   BRRR_CHECK(workspace || !p.bytes || !OpenDevice::beside,
              "cuda: no device memory was left for products beside others");
   if (!workspace && p.bytes && !p.reserve(false)) p.bytes = 0;
   cuda::Gemm*& chosen = p.by_shape[s];
-  if (!chosen) check(d.tools->choose(&s, p.bytes, &chosen), "matmul");
-  check(d.tools->multiply(chosen, left.get(), right.get(), c, workspace, p.bytes, d.stream()),
-        "matmul");
+  if (!chosen) check(d.driver->choose(&s, p.bytes, &chosen), "matmul");
+  check(d.driver->multiply(chosen, a, b, c, workspace, p.bytes, d.stream()), "matmul");
 }
 
 static_assert(int{GemmShape::Float64} == static_cast<int>(kFloat64) &&
@@ -90,15 +78,13 @@ GemmShape shape_of(const brrr::Gemm& g) {
 }  // namespace
 
 void reserve_beside() {
-  Algorithms& a = algorithms();
+  Algorithms& a = process_own<Algorithms>();
   const std::lock_guard lock(a.mutex);
   if (a.bytes) a.reserve(true);
 }
 
-void gemm(const brrr::Gemm& g) { multiply(shape_of(g), g.dtype, g.a, g.b, g.c); }
-
 // Each operand's batch is one walk (ops/rows/matmul.cpp), so that its distances are even.
-void gemm_batch(const brrr::Gemm& g, int64_t n, const int64_t* at) {
+void gemm(const brrr::Gemm& g, int64_t n, const int64_t* at) {
   const auto size = static_cast<int64_t>(itemsize(g.dtype));
   GemmShape s = shape_of(g);
   s.batch = n;

@@ -36,10 +36,6 @@ struct Table {
   std::mutex mutex;
   std::unordered_map<KernelKey, Function*, KeyHash> functions;
 };
-Table& table() {
-  static Table& t = *new Table;  // Kernels are launched while the process ends, too.
-  return t;
-}
 
 }  // namespace
 
@@ -49,23 +45,23 @@ std::string program_of(const std::string& text) {
   return vocabulary.excerpt(text) + "\nusing namespace brrr::vx;\n" + text;
 }
 
-std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
+std::string machine_code(const Driver& driver, const std::string& text, const char* name, int major,
                          int minor, bool* cached) {
   const std::string dir = jit::kernel_cache_dir();
   const std::string key = jit::fingerprint(
-      {kKernelAbi, fmt::format("{} {} {}", tools.compiler_version(), major, minor), prelude, text});
+      {kKernelAbi, fmt::format("{} {} {}", driver.compiler_version(), major, minor), prelude,
+       text});
   if (cached) *cached = true;
   if (auto found = jit::read_kernel(dir, key)) return std::move(*found);
   const jit::BuildLock alone(dir, key);
   if (auto found = jit::read_kernel(dir, key)) return std::move(*found);
   if (cached) *cached = false;
-  void* image = nullptr;
+  const char* image = nullptr;
   size_t bytes = 0;
   const Failure failure =
-      tools.compile(program_of(text).c_str(), name, major, minor, &image, &bytes);
+      driver.compile(program_of(text).c_str(), name, major, minor, &image, &bytes);
   if (failure) fail("cuda: kernel {} does not compile: {}", name, failure);
-  std::string code(static_cast<const char*>(image), bytes);
-  tools.release_image(image);
+  std::string code(image, bytes);
   try {
     jit::publish_kernel(dir, key, code);
   } catch (const Error& e) {  // It is here all the same: only the next process has to compile.
@@ -88,12 +84,12 @@ Module* load_module(const std::string& code, const char* name) {
 
 Function* find_kernel(const KernelKey& key, const char* name, size_t shared_bytes,
                       const std::function<std::string()>& text) {
-  Table& t = table();
+  Table& t = process_own<Table>();
   const std::lock_guard lock(t.mutex);
   if (const auto it = t.functions.find(key); it != t.functions.end()) return it->second;
   const OpenDevice& d = device();
   // The compiler's messages name the kernel and the line in its text.
-  const std::string code = machine_code(*d.tools, fmt::format("#line 1 \"{}\"\n", name) + text(),
+  const std::string code = machine_code(*d.driver, fmt::format("#line 1 \"{}\"\n", name) + text(),
                                         name, d.properties.major, d.properties.minor);
   Function* f = nullptr;
   check(d.driver->function(load_module(code, name), name, shared_bytes, &f), name);
@@ -101,24 +97,9 @@ Function* find_kernel(const KernelKey& key, const char* name, size_t shared_byte
 }
 
 void keep_kernel(const KernelKey& key, Function* f) {
-  Table& t = table();
+  Table& t = process_own<Table>();
   const std::lock_guard lock(t.mutex);
   t.functions[key] = f;
-}
-
-void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,
-            size_t bytes) {
-  const OpenDevice& d = device();
-  constexpr int64_t kMost = 0x7fffffff, kMostOther = 65535;  // Of CUDA's grids.
-  BRRR_CHECK(grid.x <= kMost && grid.y <= kMostOther && grid.z <= kMostOther,
-             "cuda: {} needs a grid of {} x {} x {} blocks; use smaller tensors", name, grid.x,
-             grid.y, grid.z);
-  const unsigned blocks[3] = {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
-                              static_cast<unsigned>(grid.z)};
-  const unsigned block[3] = {static_cast<unsigned>(threads), 1, 1};
-  const Failure failure = d.driver->launch(f, blocks, block, static_cast<size_t>(grid.shared_bytes),
-                                           arguments, bytes, d.stream());
-  if (failure) fail("cuda: kernel {}: {}", name, failure);
 }
 
 // The definitions of T, TV, TC, TCV, get and put (see Variant), or of others' likes.
@@ -145,4 +126,33 @@ std::string text_of(const DeviceKernel& k, const Variant& v) {
   return with_support(text);
 }
 
+void run_kernel(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
+                size_t bytes) {
+  const KernelKey key{&k, v.bits() | static_cast<uint64_t>(g.shared_bytes) << 32};
+  Function* f =
+      find_kernel(key, k.name, static_cast<size_t>(g.shared_bytes), [&] { return text_of(k, v); });
+  device_queue::launch(f, k.name, g, k.threads, arguments, bytes);
+}
+
 }  // namespace brrr::cuda
+
+namespace brrr {
+
+void device_queue::launch(void* kernel, const char* name, const Grid& grid, int threads,
+                          const void* arguments, size_t bytes) {
+  using namespace cuda;
+  const OpenDevice& d = device();
+  constexpr int64_t kMost = 0x7fffffff, kMostOther = 65535;  // Of CUDA's grids.
+  BRRR_CHECK(grid.x <= kMost && grid.y <= kMostOther && grid.z <= kMostOther,
+             "cuda: {} needs a grid of {} x {} x {} blocks; use smaller tensors", name, grid.x,
+             grid.y, grid.z);
+  const unsigned blocks[3] = {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                              static_cast<unsigned>(grid.z)};
+  const unsigned block[3] = {static_cast<unsigned>(threads), 1, 1};
+  const Failure failure =
+      d.driver->launch(static_cast<Function*>(kernel), blocks, block,
+                       static_cast<size_t>(grid.shared_bytes), arguments, bytes, d.stream());
+  if (failure) fail("cuda: kernel {}: {}", name, failure);
+}
+
+}  // namespace brrr

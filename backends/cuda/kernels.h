@@ -30,14 +30,13 @@ void keep_kernel(const KernelKey& key, Function* f);
 /// Machine code, loaded; `name` is for words. Throws brrr::Error where there is no memory for it.
 Module* load_module(const std::string& code, const char* name);
 
-/// The one place where kernels are queued. `arguments` are copied.
-void launch(Function* f, const char* name, const Grid& grid, int threads, const void* arguments,
-            size_t bytes);
-
 /// What a kernel's text may use beside the prelude (support.h), and it.
 std::string with_support(const std::string& text);
 /// The text that a DeviceKernel is compiled from.
 std::string text_of(const DeviceKernel& k, const Variant& v);
+/// Backend::run_kernel.
+void run_kernel(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
+                size_t bytes);
 
 /// What the compiler gets: before the text what this uses of the prelude (ops/vocabulary/
 /// vec_device.h, the portable parts of the CPU's and dialect.h, embedded at build time).
@@ -45,7 +44,7 @@ std::string program_of(const std::string& text);
 
 /// Machine code of program_of(text) for an architecture; from the disk cache where it is there. No
 /// device is needed.
-std::string machine_code(const Tools& tools, const std::string& text, const char* name, int major,
+std::string machine_code(const Driver& driver, const std::string& text, const char* name, int major,
                          int minor, bool* cached = nullptr);
 
 }  // namespace brrr::cuda

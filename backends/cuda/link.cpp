@@ -120,14 +120,14 @@ void from_pinned(void* to, const char* from, size_t bytes) {
 
 // --- messages ------------------------------------------------------------------------------------
 
-std::string messages(std::string& why) {
+bool messages(std::string& why) {
   Link& l = link();
   const std::lock_guard lock(l.mutex);
   if (!l.nccl) {
     l.nccl = static_cast<const nccl::Boundary*>(open_boundary(
         "libbrrr_nccl.so", "BRRR_NCCL_MODULE", "brrr_nccl_boundary", nccl::kAbi, why));
   }
-  return l.nccl ? l.nccl->version : "";
+  return l.nccl;
 }
 
 std::string identity() {

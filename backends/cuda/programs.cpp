@@ -1,6 +1,5 @@
 // The generated kernels of a step: programs that are compiled side by side, one for each processor.
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <future>
 #include <memory>
@@ -37,18 +36,17 @@ static std::vector<std::string> split(const KernelSource& source) {
   return texts;
 }
 
-KernelModule* build(const KernelSource& source, BuildReport& report) {
-  const auto start = std::chrono::steady_clock::now();
+KernelModule* build(const KernelSource& source, bool& cached) {
   const OpenDevice& d = device();
   std::vector<std::string> texts = split(source);
   const size_t n = texts.size();
   std::vector<std::string> codes(n);
-  std::vector<char> cached(n);
+  std::vector<char> kept(n);
   const auto make = [&](size_t k) {
     bool found = false;
     codes[k] =
-        machine_code(*d.tools, texts[k], "step", d.properties.major, d.properties.minor, &found);
-    cached[k] = found;
+        machine_code(*d.driver, texts[k], "step", d.properties.major, d.properties.minor, &found);
+    kept[k] = found;
   };
   std::vector<std::future<void>> others;  // In a thread each, as far as there are threads.
   for (size_t k = 1; k < n; ++k) others.push_back(std::async(make, k));
@@ -56,8 +54,7 @@ KernelModule* build(const KernelSource& source, BuildReport& report) {
   for (std::future<void>& run : others) run.get();
   std::unique_ptr<KernelModule, decltype(&unload)> made(new KernelModule{std::move(texts)}, unload);
   for (const std::string& c : codes) made->modules.push_back(load_module(c, "step"));
-  report.cached = std::ranges::all_of(cached, [](char c) { return c != 0; });
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  cached = !std::ranges::count(kept, 0);
   return made.release();
 }
 

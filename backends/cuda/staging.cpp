@@ -1,180 +1,54 @@
-#include "backends/cuda/staging.h"
-
+// Copies between host memory and the device through a ring of pinned slots, so that a copy to the
+// device returns as soon as the bytes have left the caller's memory; and what kernels found wrong.
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
+#include "backends/cuda/backend.h"
+#include "backends/cuda/device.h"
 #include "backends/cuda/pool.h"
+#include "backends/cuda/support.h"
 #include "core/check.h"
 #include "core/op.h"
 
-namespace brrr::cuda {
+namespace brrr {
 
-static constexpr size_t kCopyBytes = 256;
+struct HostCopy {
+  char* pinned;  ///< The bytes, then the note of faults.
+  size_t bytes;
+  cuda::Event* done;
+};
+
+namespace cuda {
+
+namespace {
+
+constexpr size_t kSlotBytes = size_t{4} << 20, kSlots = 4;
+constexpr size_t kNear = 4096;  // Bytes that go to the host together with the note.
+constexpr size_t kCopyBytes = 256;
 static_assert(kEarlyBytes + sizeof(Fault) <= kCopyBytes);
 
-Staging& staging() {
-  static Staging& s = *new Staging(device());
-  return s;
-}
-
-char* Staging::pinned(size_t bytes) {
+char* pinned(size_t bytes) {
   void* p = nullptr;
-  check(device_.driver->allocate_pinned(&p, bytes), "pinned memory");
+  check(device().driver->allocate_pinned(&p, bytes), "pinned memory");
   BRRR_CHECK(p, "cuda: no pinned host memory left for copies ({} bytes)", bytes);
   return static_cast<char*>(p);
 }
 
-// The host runs ahead of the device by as many copies as fit into all slots but one.
-char* Staging::room(size_t bytes) {
-  const Driver& driver = *device_.driver;
-  if (slots_[at_].used + bytes > kSlotBytes) {
-    check(driver.record(slots_[at_].event, device_.compute), "event");
-    slots_[at_].left = true;
-    at_ = (at_ + 1) % kSlots;
-    Slot& next = slots_[at_];
-    if (next.left) check(driver.wait(next.event), "copy");
-    next.left = false;
-    next.used = 0;
-  }
-  Slot& s = slots_[at_];
-  if (!s.memory) s.memory = pinned(kSlotBytes);
-  if (!s.event) check(driver.make_event(&s.event), "event");
-  char* p = s.memory + s.used;
-  s.used += (bytes + 63) / 64 * 64;
-  return p;
-}
+// Pinned memory that copies to the device are read from, one behind the other.
+struct Slot {
+  char* memory = nullptr;
+  Event* event = nullptr;  // After the last of those that may still read it.
+  size_t used = 0;
+};
 
-void Staging::to_device(void* to, const void* from, size_t bytes) {
-  const HostPart whole{from, 0, bytes};
-  to_device(to, &whole, 1);
-}
-
-void Staging::to_device(void* to, const HostPart* parts, size_t n) {
-  const std::lock_guard lock(mutex_);
-  const size_t bytes = n ? parts[n - 1].at + parts[n - 1].bytes : 0;
-  for (size_t at = 0; at < bytes; at += kSlotBytes) {
-    const size_t end = std::min(at + kSlotBytes, bytes);
-    char* through = room(end - at);
-    for (const HostPart* p = parts; p != parts + n; ++p) {
-      const size_t first = std::max(at, p->at), last = std::min(end, p->at + p->bytes);
-      if (first >= last) continue;
-      std::memcpy(through + (first - at), static_cast<const char*>(p->from) + (first - p->at),
-                  last - first);
-    }
-    queue_copy(static_cast<char*>(to) + at, through, end - at, Way::ToDevice, device_.compute);
-  }
-}
-
-// To down_, with the note of faults as it is then; copies of it that are on their way are older.
-void Staging::fetch_now(const void* from, size_t bytes) {
-  if (!down_) down_ = pinned(kSlotBytes + sizeof(Fault));
-  if (!read_) check(device_.driver->make_event(&read_), "event");
-  fetch(down_, from, bytes);
-  check(device_.driver->record(read_, device_.compute), "event");
-  wait_for(read_, "copy to the host");
-}
-
-void Staging::to_host(void* to, const void* from, size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  size_t at = 0;
-  do {
-    const size_t n = std::min(kSlotBytes, bytes - at);
-    fetch_now(static_cast<const char*>(from) + at, n);
-    check_fault(down_ + n);
-    if (n) std::memcpy(static_cast<char*>(to) + at, down_, n);
-    at += n;
-  } while (at < bytes);
-}
-
-// The bytes and, behind them, the note of faults. A few bytes are first put in front of the note on
-// the device: one copy brings both.
-void Staging::fetch(char* pinned, const void* from, size_t bytes) {
-  char* const note = fault_locked();
-  const size_t near = bytes <= kNear ? bytes : 0;
-  Stream* const stream = device_.compute;
-  queue_copy(note - near, from, near, Way::OnDevice, stream);
-  queue_copy(pinned, from, bytes - near, Way::ToHost, stream);
-  queue_copy(pinned + (bytes - near), note - near, near + sizeof(Fault), Way::ToHost, stream);
-}
-
-// --- early copies --------------------------------------------------------------------------------
-
-// One piece of pinned memory serves many. Whoever holds so many results reads them the slow way.
-bool Staging::more_copies() {
-  constexpr size_t kMany = 64, kMost = 4096;
-  if (copies_.size() >= kMost) return false;
-  char* at = pinned(kMany * kCopyBytes);
-  for (size_t k = 0; k < kMany; ++k) {
-    auto c = std::make_unique<HostCopy>(HostCopy{at, 0, nullptr});
-    at += kCopyBytes;
-    check(device_.driver->make_event(&c->done), "event");
-    idle_.push_back(copies_.emplace_back(std::move(c)).get());
-  }
-  return true;
-}
-
-HostCopy* Staging::copy_out(const void* from, size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  // What is to be copied has been made: an error here would say that it has not.
-  try {
-    if (idle_.empty() && !more_copies()) return nullptr;
-    HostCopy* c = idle_.back();
-    c->bytes = bytes;
-    fetch(c->pinned, from, bytes);
-    check(device_.driver->record(c->done, device_.compute), "event");
-    idle_.pop_back();
-    return c;
-  } catch (const Error&) {
-    return nullptr;  // Whoever reads it asks again, and is told.
-  }
-}
-
-void Staging::read(HostCopy& c, void* to, size_t offset, size_t bytes) {
-  wait_for(c.done, "copy to the host");  // Others may queue meanwhile.
-  const std::lock_guard lock(mutex_);
-  check_fault(c.pinned + c.bytes);
-  std::memcpy(to, c.pinned + offset, bytes);
-}
-
-void Staging::drop(HostCopy* c) noexcept {
-  const std::lock_guard lock(mutex_);
-  idle_.push_back(c);
-}
-
-// --- faults --------------------------------------------------------------------------------------
-
-char* Staging::fault_locked() {
-  if (fault_) return fault_;
-  void* p = nullptr;
-  const bool there = pool().make_room([&] {
-    check(device_.driver->allocate(&p, kNear + sizeof(Fault)), "allocate");
-    return p != nullptr;
-  });
-  BRRR_CHECK(there, "cuda: no device memory left for {} bytes", kNear + sizeof(Fault));
-  char* const note = static_cast<char*>(p) + kNear;
-  check(device_.driver->fill(note, 0, sizeof(Fault), device_.compute), "fill");
-  return fault_ = note;
-}
-
-char* Staging::fault() {
-  const std::lock_guard lock(mutex_);
-  return fault_locked();
-}
-
-uint32_t Staging::site(const std::string& path) {
-  const std::lock_guard lock(mutex_);
-  const auto it = std::find(sites_.begin(), sites_.end(), path);
-  const auto number = static_cast<uint32_t>(it - sites_.begin()) + 1;
-  if (it == sites_.end()) sites_.push_back(path);
-  return number;
-}
-
-void Staging::raise(long set, long op, long value, long limit) const {
+[[noreturn]] void raise(long set, long op, long value, long limit,
+                        const std::vector<std::string>& sites) {
   const char* name = registry().at(static_cast<size_t>(op & 0xffffffff))->name;
   std::string found = "found by the device after the call";
   if (const auto site = static_cast<size_t>(op >> 32)) {
-    const std::string& path = sites_.at(site - 1);
+    const std::string& path = sites.at(site - 1);
     found += fmt::format(", in a replay{}{}", path.empty() ? "" : ": ", path);
   }
   BRRR_CHECK(set == 1,
@@ -184,25 +58,191 @@ void Staging::raise(long set, long op, long value, long limit) const {
        value, limit, limit, found);
 }
 
-// Each fault is told of once, by the first read that finds it.
-void Staging::check_fault(const char* note) {
-  Fault f;
-  std::memcpy(&f, note, sizeof f);
-  if (later_.set) {
-    const Fault l = std::exchange(later_, Fault{});
-    raise(l.last_set, l.last_op, l.last_value, l.last_limit);
+// The device's own.
+struct Staging {
+  std::mutex mutex;
+  Slot slots[kSlots];
+  size_t at = 0;          // The slot that is being filled.
+  char* down = nullptr;   // What copies to the host go through.
+  Event* read = nullptr;  // Comes after the last of those.
+  char* note = nullptr;   // Of faults; kNear bytes before it are for what goes with it.
+  size_t copies = 0;
+  std::vector<HostCopy*> idle;  // Of those, what nobody waits for.
+  long serial = 0;              // Of the note of faults.
+  Fault later{};                // A fault that came after the one told of last.
+  std::vector<std::string> sites;
+
+  // The host runs ahead of the device by as many copies as fit into all slots but one.
+  char* room(size_t bytes) {
+    const OpenDevice& d = device();
+    if (slots[at].used + bytes > kSlotBytes) {
+      check(d.driver->record(slots[at].event, d.compute), "event");
+      at = (at + 1) % kSlots;
+      Slot& next = slots[at];
+      if (next.event) check(d.driver->wait(next.event), "copy");
+      next.used = 0;
+    }
+    Slot& s = slots[at];
+    if (!s.memory) s.memory = pinned(kSlotBytes);
+    if (!s.event) check(d.driver->make_event(&s.event), "event");
+    char* p = s.memory + s.used;
+    s.used += (bytes + 63) / 64 * 64;
+    return p;
   }
-  if (!f.set || f.serial != serial_) return;
-  fetch_now(nullptr, 0);
-  Fault now;
-  std::memcpy(&now, down_, sizeof now);
-  Fault clear{};
-  clear.serial = ++serial_;
-  char* through = room(sizeof clear);
-  std::memcpy(through, &clear, sizeof clear);
-  queue_copy(fault_, through, sizeof clear, Way::ToDevice, device_.compute);
-  if (now.count > f.count) later_ = now;
-  raise(f.set, f.op, f.value, f.limit);
+
+  char* fault() {
+    if (note) return note;
+    const OpenDevice& d = device();
+    void* p = nullptr;
+    const bool there = pool().make_room([&] {
+      check(d.driver->allocate(&p, kNear + sizeof(Fault)), "allocate");
+      return p != nullptr;
+    });
+    BRRR_CHECK(there, "cuda: no device memory left for {} bytes", kNear + sizeof(Fault));
+    char* const made = static_cast<char*>(p) + kNear;
+    check(d.driver->fill(made, 0, sizeof(Fault), d.compute), "fill");
+    return note = made;
+  }
+
+  // The bytes and, behind them, the note of faults. A few bytes are first put in front of the note
+  // on the device: one copy brings both.
+  void fetch(char* pinned, const void* from, size_t bytes) {
+    char* const note = fault();
+    const size_t near = bytes <= kNear ? bytes : 0;
+    Stream* const stream = device().compute;
+    queue_copy(note - near, from, near, Way::OnDevice, stream);
+    queue_copy(pinned, from, bytes - near, Way::ToHost, stream);
+    queue_copy(pinned + (bytes - near), note - near, near + sizeof(Fault), Way::ToHost, stream);
+  }
+
+  // To `down`, with the note of faults as it is then; copies of it that are on their way are older.
+  void fetch_now(const void* from, size_t bytes) {
+    const OpenDevice& d = device();
+    if (!down) down = pinned(kSlotBytes + sizeof(Fault));
+    if (!read) check(d.driver->make_event(&read), "event");
+    fetch(down, from, bytes);
+    check(d.driver->record(read, d.compute), "event");
+    wait_for(read, "copy to the host");
+  }
+
+  // One piece of pinned memory serves many. Whoever holds so many results reads them the slow way.
+  bool more_copies() {
+    constexpr size_t kMany = 64, kMost = 4096;
+    if (copies >= kMost) return false;
+    char* at = pinned(kMany * kCopyBytes);
+    for (size_t k = 0; k < kMany; ++k, ++copies, at += kCopyBytes) {
+      Event* done = nullptr;
+      check(device().driver->make_event(&done), "event");
+      idle.push_back(new HostCopy{at, 0, done});
+    }
+    return true;
+  }
+
+  // Each fault is told of once, by the first read that finds it.
+  void check_fault(const char* copy) {
+    Fault f;
+    std::memcpy(&f, copy, sizeof f);
+    if (later.set) {
+      const Fault l = std::exchange(later, Fault{});
+      raise(l.last_set, l.last_op, l.last_value, l.last_limit, sites);
+    }
+    if (!f.set || f.serial != serial) return;
+    fetch_now(nullptr, 0);
+    Fault now;
+    std::memcpy(&now, down, sizeof now);
+    Fault clear{};
+    clear.serial = ++serial;
+    char* through = room(sizeof clear);
+    std::memcpy(through, &clear, sizeof clear);
+    queue_copy(note, through, sizeof clear, Way::ToDevice, device().compute);
+    if (now.count > f.count) later = now;
+    raise(f.set, f.op, f.value, f.limit, sites);
+  }
+};
+
+// The thread's lock on it.
+struct Locked : NotCopied {
+  Staging& s = process_own<Staging>();
+  const std::lock_guard<std::mutex> lock{s.mutex};
+  Staging* operator->() const { return &s; }
+};
+
+}  // namespace
+
+void to_device(void* to, const void* from, size_t bytes) {
+  const HostPart whole{from, 0, bytes};
+  device_queue::upload(to, &whole, 1);
 }
 
-}  // namespace brrr::cuda
+void to_host(void* to, const void* from, size_t bytes) {
+  const Locked s;
+  size_t at = 0;
+  do {
+    const size_t n = std::min(kSlotBytes, bytes - at);
+    s->fetch_now(static_cast<const char*>(from) + at, n);
+    s->check_fault(s->down + n);
+    if (n) std::memcpy(static_cast<char*>(to) + at, s->down, n);
+    at += n;
+  } while (at < bytes);
+}
+
+}  // namespace cuda
+
+namespace device_queue {
+
+using namespace cuda;
+
+void upload(void* to, const HostPart* parts, size_t n) {
+  const Locked s;
+  const size_t bytes = n ? parts[n - 1].at + parts[n - 1].bytes : 0;
+  for (size_t at = 0; at < bytes; at += kSlotBytes) {
+    const size_t end = std::min(at + kSlotBytes, bytes);
+    char* through = s->room(end - at);
+    for (const HostPart* p = parts; p != parts + n; ++p) {
+      const size_t first = std::max(at, p->at), last = std::min(end, p->at + p->bytes);
+      if (first >= last) continue;
+      std::memcpy(through + (first - at), static_cast<const char*>(p->from) + (first - p->at),
+                  last - first);
+    }
+    queue_copy(static_cast<char*>(to) + at, through, end - at, Way::ToDevice, device().compute);
+  }
+}
+
+HostCopy* copy_out(const void* from, size_t bytes) {
+  const Locked s;
+  // What is to be copied has been made: an error here would say that it has not.
+  try {
+    if (s->idle.empty() && !s->more_copies()) return nullptr;
+    HostCopy* c = s->idle.back();
+    c->bytes = bytes;
+    s->fetch(c->pinned, from, bytes);
+    check(device().driver->record(c->done, device().compute), "event");
+    s->idle.pop_back();
+    return c;
+  } catch (const Error&) {
+    return nullptr;  // Whoever reads it asks again, and is told.
+  }
+}
+
+void read(const HostCopy& c, void* to, size_t offset, size_t bytes) {
+  wait_for(c.done, "copy to the host");  // Others may queue meanwhile.
+  const Locked s;
+  s->check_fault(c.pinned + c.bytes);
+  std::memcpy(to, c.pinned + offset, bytes);
+}
+
+void drop(HostCopy* c) noexcept { Locked()->idle.push_back(c); }
+
+uint32_t site(const std::string& path) {
+  const Locked s;
+  const auto it = std::find(s->sites.begin(), s->sites.end(), path);
+  const auto number = static_cast<uint32_t>(it - s->sites.begin()) + 1;
+  if (it == s->sites.end()) s->sites.push_back(path);
+  return number;
+}
+
+}  // namespace device_queue
+
+char* device_fault() { return cuda::Locked()->fault(); }
+
+}  // namespace brrr

@@ -12,7 +12,7 @@
 namespace brrr::nccl {
 
 /// Raised whenever anything below changes, or the CUDA module's Stream.
-inline constexpr int kAbi = 1;
+inline constexpr int kAbi = 2;
 inline constexpr size_t kIdBytes = 128;
 
 using cuda::Failure;
@@ -22,8 +22,7 @@ struct Communicator;  ///< One GPU of each process of a run.
 
 /// What a module exports, as `extern "C" const brrr::nccl::Boundary* brrr_nccl_boundary();`
 struct Boundary {
-  int abi;              ///< kAbi of the build.
-  const char* version;  ///< "NCCL 2.27.3".
+  int abi;  ///< kAbi of the build.
   Failure (*make_id)(char id[kIdBytes]);
   /// Every process joins at the same time, with the first GPU that it sees, which is open.
   Failure (*join)(const char id[kIdBytes], int rank, int ranks, Communicator** c);

@@ -2,7 +2,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -66,24 +65,12 @@ static Failure state(Communicator* c) {
   return failure ? failure : check(found, "NCCL", c->nccl);
 }
 
-static const char* version() {
-  static char text[32] = "NCCL";
-  int number = 0;
-  // From 2.9 on 10000 * major + 100 * minor + patch.
-  if (ncclGetVersion(&number) == ncclSuccess) {
-    std::snprintf(text, sizeof text, "NCCL %d.%d.%d", number / 10000, number / 100 % 100,
-                  number % 100);
-  }
-  return text;
-}
-
 }  // namespace brrr::nccl
 
 /// The module's one exported function.
 extern "C" [[gnu::visibility("default")]] const brrr::nccl::Boundary* brrr_nccl_boundary() {
   using namespace brrr::nccl;
   static const Boundary boundary{.abi = kAbi,
-                                 .version = version(),
                                  .make_id = make_id,
                                  .join = join,
                                  .begin_group = begin_group,

@@ -8,7 +8,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -85,70 +84,60 @@ Check output_file(bool replaced) {
 // --- reading -------------------------------------------------------------------------------------
 
 // CLI11 says what is wrong in its own words.
-static Check existing(const CLI::Validator& kind) {
-  return [kind](const std::string& text) { return kind(text); };
-}
-Check existing_file() { return existing(CLI::ExistingFile); }
-Check existing_folder() { return existing(CLI::ExistingDirectory); }
-Check existing_path() { return existing(CLI::ExistingPath); }
-
-// Also writes a number as CLI11 reads it, to which 010 is eight, and which rounds reals twice.
-template <class T> static CLI::Validator validator(const Check& check) {
-  const auto read = [check](std::string& text) {
-    std::string wrong = check(text);
-    if constexpr (std::is_same_v<T, int64_t>) {
-      if (int64_t v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{}", v);
-    } else if constexpr (std::is_same_v<T, double>) {
-      if (double v = 0; wrong.empty() && read_number(text, v)) text = fmt::format("{:a}", v);
-    }
-    return wrong;
-  };
-  return CLI::Validator(read, "");
-}
+Check existing_file() { return CLI::ExistingFile; }
+Check existing_folder() { return CLI::ExistingDirectory; }
+Check existing_path() { return CLI::ExistingPath; }
 
 CommandLine::CommandLine(const char* about, const char* program)
     : app_(std::make_unique<CLI::App>(about, program)) {}
 CommandLine::~CommandLine() = default;
 
+// Read without CLI11, to which 010 is eight, which rounds reals twice, and which leaves out what is
+// empty in a list.
 template <class T>
 void CommandLine::plain(const std::string& name, T& v, const std::string& text,
                         const Check& check) {
-  CLI::Option* const option = app_->add_option(name, v, text);
-  if (check) option->transform(validator<T>(check));
-  if (!option->nonpositional()) return;
-  texts_[name.substr(2)] = [&v] {
-    if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>)
-      return fmt::format("{}", v);
-    else
+  constexpr bool is_text = std::is_same_v<T, std::string>,
+                 is_list = !is_text && !std::is_arithmetic_v<T>;
+  const auto value = [&v] {
+    if constexpr (is_list)
       return fmt::format("{}", fmt::join(v, ","));
+    else
+      return fmt::format("{}", v);
   };
-}
-template void CommandLine::plain(const std::string&, std::string&, const std::string&,
-                                 const Check&);
-template void CommandLine::plain(const std::string&, int64_t&, const std::string&, const Check&);
-template void CommandLine::plain(const std::string&, double&, const std::string&, const Check&);
-template void CommandLine::plain(const std::string&, std::vector<std::string>&, const std::string&,
-                                 const Check&);
-
-void CommandLine::plain(const std::string& name, std::vector<int64_t>& v, const std::string& text,
-                        const Check& check) {
-  const auto joined = [&v] { return fmt::format("{}", fmt::join(v, ",")); };
-  texts_[name.substr(2)] = joined;
-  const auto read = [&v, name, check](const CLI::results_t& words) {
-    v.clear();
-    std::istringstream all(fmt::format("{},", fmt::join(words, ",")));
-    for (std::string word; std::getline(all, word, ',');) {
-      if (const std::string wrong = check(word); !wrong.empty()) {
-        throw CLI::ValidationError(name, wrong);
-      }
-      read_number(word, v.emplace_back());
+  const auto read_one = [name, check](const std::string& word, auto& to) {
+    const std::string wrong = check ? check(word) : "";
+    if (!wrong.empty()) throw CLI::ValidationError(name, wrong);
+    if constexpr (std::is_same_v<decltype(to), std::string&>)
+      to = word;
+    else
+      read_number(word, to);
+  };
+  const auto read = [&v, read_one](const CLI::results_t& words) {
+    if constexpr (is_list) v.clear();
+    if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+      for (const std::string& word : words) read_one(word, v.emplace_back());
+    } else if constexpr (is_list) {
+      std::istringstream all(fmt::format("{},", fmt::join(words, ",")));
+      for (std::string word; std::getline(all, word, ',');) read_one(word, v.emplace_back());
+    } else {
+      read_one(words.at(0), v);
     }
     return true;
   };
-  CLI::Option* const option =
-      app_->add_option(name, read, text, false, [joined] { return "[" + joined() + "]"; });
-  option->type_name("INT")->expected(1, -1)->allow_extra_args();
+  CLI::Option* const option = app_->add_option(
+      name, read, text, false, [=] { return is_list ? "[" + value() + "]" : value(); });
+  const bool is_word = is_text || std::is_same_v<T, std::vector<std::string>>;
+  option->type_name(is_word ? "TEXT" : std::is_same_v<T, double> ? "FLOAT" : "INT");
+  if (is_list) option->expected(1, -1)->allow_extra_args();
+  if (option->nonpositional()) texts_[name.substr(2)] = value;
 }
+using Text = const std::string&;
+template void CommandLine::plain(Text, std::string&, Text, const Check&);
+template void CommandLine::plain(Text, int64_t&, Text, const Check&);
+template void CommandLine::plain(Text, double&, Text, const Check&);
+template void CommandLine::plain(Text, std::vector<std::string>&, Text, const Check&);
+template void CommandLine::plain(Text, std::vector<int64_t>&, Text, const Check&);
 
 void CommandLine::show_default(const std::string& name) {
   app_->get_option(name)->capture_default_str();
@@ -225,8 +214,12 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   const std::vector<std::string>& same = goes_on ? kept_ : sizes_;
   brrr::load(source(), saved);  // Checks the file before anything is believed.
   if (goes_on) adapt(saved);
+  std::set<std::string> given;
   const auto take = [&](const std::string& key) {
-    if (app_->count("--" + key) == 0) words.push_back("--" + key + "=" + saved[key]);
+    if (app_->count("--" + key) > 0)
+      given.insert(key);
+    else
+      words.push_back("--" + key + "=" + saved[key]);
   };
   for (const std::string& key : same) {
     BRRR_CHECK(saved.count(key), "{}: it is no checkpoint of {}: it has no {}", source_option(),
@@ -237,10 +230,6 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   for (const std::string& key : hints_) {
     if (goes_on && !saved[key].empty()) take(key);
   }
-  std::vector<std::string> given;
-  for (const auto& [key, value] : texts_) {
-    if (app_->count("--" + key)) given.push_back(key);
-  }
   if (const auto code = parse(words)) {
     say(app_->get_name(), "what the command line leaves out is as in " + source());
     return code;
@@ -248,12 +237,12 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   check_files();
   const brrr::Metadata now = kept();
   for (const std::string& key : same) {
-    const bool is_given = std::count(given.begin(), given.end(), key),
-               free = goes_on && !std::count(sizes_.begin(), sizes_.end(), key);
-    BRRR_CHECK(saved[key] == now.at(key), "{}: it was made with {} {}, not {}; {}{}",
-               source_option(), key, shown(saved[key]), now.at(key),
-               is_given ? "leave that out" : fmt::format("give --{} {}", key, shown(saved[key])),
-               free ? ", or begin a new run with its weights by --init" : "");
+    const bool free = goes_on && !std::count(sizes_.begin(), sizes_.end(), key);
+    BRRR_CHECK(
+        saved[key] == now.at(key), "{}: it was made with {} {}, not {}; {}{}", source_option(), key,
+        shown(saved[key]), now.at(key),
+        given.count(key) ? "leave that out" : fmt::format("give --{} {}", key, shown(saved[key])),
+        free ? ", or begin a new run with its weights by --init" : "");
   }
   return {};
 }

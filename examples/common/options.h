@@ -43,7 +43,7 @@ Check existing_file();
 Check existing_folder();
 Check existing_path();  ///< Either.
 
-/// A program's options. The derived class declares its own in its constructor; a vector's values
+/// A program's options. The derived class declares its own in its constructor; a vector's numbers
 /// are separated by commas.
 class CommandLine : brrr::NotCopied {
  public:
@@ -74,13 +74,10 @@ class CommandLine : brrr::NotCopied {
   }
 
  protected:
-  /// T is std::string, int64_t, double or std::vector<std::string>. A name without dashes is what
-  /// stands on the command line by itself.
+  /// T is std::string, int64_t, double or a std::vector of the first two, each of which is checked.
+  /// A name without dashes is what stands on the command line by itself.
   template <class T>
   void plain(const std::string& name, T& v, const std::string& text, const Check& check = {});
-  /// Each of the numbers is checked: CLI11's own lists leave out those that are empty.
-  void plain(const std::string& name, std::vector<int64_t>& v, const std::string& text,
-             const Check& check);
   /// The same with its default in --help.
   template <class T>
   void add(const std::string& name, T& v, const std::string& text, const Check& check) {

@@ -114,30 +114,23 @@ Page::Page(std::string title, std::string subtitle)
     : title_(std::move(title)), subtitle_(std::move(subtitle)) {}
 
 void Page::element(const char* name, const char* look, const std::string& text) {
-  end_figures();
   const std::string attribute = *look ? fmt::format(" class=\"{}\"", look) : "";
   body_ += fmt::format("<{0}{1}>{2}</{0}>\n", name, attribute, html_escape(text));
 }
 
 void Page::heading(const std::string& text) {
-  end_figures();
   headings_.push_back(text);
   body_ += fmt::format("<h2 id=\"s{}\">{}</h2>\n", headings_.size(), html_escape(text));
 }
 
-void Page::picture(const Picture& p) {
-  if (!in_figures_) body_ += "<div class=\"figures\">\n";
-  in_figures_ = true;
-  body_ += "<figure>" + p.svg() + "</figure>\n";
-}
-
-void Page::end_figures() {
-  if (in_figures_) body_ += "</div>\n";
-  in_figures_ = false;
+void Page::pictures(const std::vector<Picture>& all) {
+  if (all.empty()) return;
+  body_ += "<div class=\"figures\">\n";
+  for (const Picture& p : all) body_ += "<figure>" + p.svg() + "</figure>\n";
+  body_ += "</div>\n";
 }
 
 void Page::table(const Sheet& sheet) {
-  end_figures();
   body_ += fmt::format("<details><summary>Table: {}</summary>\n{}</details>\n",
                        html_escape(sheet.title), sheet.html());
 }
@@ -153,9 +146,9 @@ std::string Page::html() const {
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<title>{0}</title>\n<style>{1}{2}</style>\n</head>\n<body>\n<main>\n<h1>{0}</h1>\n"
-      "<p class=\"sub\">{3}</p>\n{4}<nav><ol>\n{5}</ol></nav>\n{6}{7}</main>\n</body>\n</html>\n",
+      "<p class=\"sub\">{3}</p>\n{4}<nav><ol>\n{5}</ol></nav>\n{6}</main>\n</body>\n</html>\n",
       html_escape(title_), picture_style(), kStyle, html_escape(subtitle_), body_.substr(0, first),
-      nav, body_.substr(first), in_figures_ ? "</div>\n" : "");
+      nav, body_.substr(first));
 }
 
 }  // namespace examples

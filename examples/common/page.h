@@ -45,8 +45,8 @@ class Page {
   void heading(const std::string& text);
   void paragraph(const std::string& text) { element("p", "", text); }
   void note(const std::string& text) { element("p", "note", text); }
-  /// Consecutive pictures stand side by side where there is room.
-  void picture(const Picture& p);
+  /// Side by side where there is room.
+  void pictures(const std::vector<Picture>& all);
   /// Closed at first.
   void table(const Sheet& sheet);
 
@@ -54,11 +54,9 @@ class Page {
 
  private:
   void element(const char* name, const char* look, const std::string& text);
-  void end_figures();
 
   std::string title_, subtitle_, body_;
   std::vector<std::string> headings_;
-  bool in_figures_ = false;
 };
 
 }  // namespace examples

@@ -34,7 +34,7 @@ static std::string lines_until(const std::string& path, int64_t step, const F& s
   return kept;
 }
 
-std::ofstream open_log(const TrainingOptions& o, int64_t step) {
+static std::ofstream open_lines(const TrainingOptions& o, int64_t step) {
   if (!o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
     write_file(o.log, lines_until(o.log, step, [](const std::string& line) {
                  const auto j = brrr::bench::parse_json(line);
@@ -52,22 +52,26 @@ std::ofstream open_log(const TrainingOptions& o, int64_t step) {
 }
 
 // The lines of another run go at once: one that goes on later would take them for its own.
-LossLog::LossLog(std::string path, const TrainingOptions& o, int64_t first)
-    : path_(std::move(path)), next_(first + 1) {
-  if (path_.empty()) return;
+static std::ofstream open_losses(const TrainingOptions& o, int64_t first) {
   std::string text = "step,loss\n";
   if (!o.resume.empty()) {
-    text += lines_until(path_, first, [](const std::string& line) {
+    text += lines_until(o.loss_csv, first, [](const std::string& line) {
       const int64_t at = number_of(line.substr(0, line.find(',')));
       return at > 0 ? at : std::numeric_limits<int64_t>::max();  // Not the line above the losses.
     });
   }
-  write_file(path_, text);
-  file_.open(path_, std::ios::app);
+  write_file(o.loss_csv, text);
+  return std::ofstream(o.loss_csv, std::ios::app);
 }
 
-LossLog::~LossLog() {
-  if (pending_.empty() || path_.empty()) return;
+RunLog::RunLog(const TrainingOptions& o, int64_t first) : options_(o), next_(first + 1) {
+  if (brrr::dist::rank() > 0) return;
+  if (!o.loss_csv.empty()) losses_ = open_losses(o, first);
+  if (!o.log.empty()) lines_ = open_lines(o, first);
+}
+
+RunLog::~RunLog() {
+  if (pending_.empty() || !losses_.is_open()) return;
   try {
     read();  // What came before the exception that ends the run.
   } catch (const std::exception&) {
@@ -75,13 +79,13 @@ LossLog::~LossLog() {
   }
 }
 
-void LossLog::add(const brrr::Tensor& loss) {
+void RunLog::add(const brrr::Tensor& loss) {
   constexpr size_t most = 1024;  // Tensors that a run keeps which prints nothing.
   pending_.push_back(loss);
   if (pending_.size() == most) read();
 }
 
-double LossLog::read() {
+double RunLog::read() {
   for (const brrr::Tensor& t : pending_) {
     const std::vector<float> all = t.to_vector<float>();
     last_ = plain(static_cast<double>(all[0]));
@@ -90,20 +94,23 @@ double LossLog::read() {
       if (!std::isfinite(all[k])) bad.push_back(std::to_string(k - 1));
     }
     if (where_.empty() && !bad.empty()) where_ = fmt::format(", on rank {}", fmt::join(bad, ", "));
-    if (!path_.empty()) file_ << fmt::format("{},{:.9g}\n", next_, last_);
+    if (losses_.is_open()) losses_ << fmt::format("{},{:.9g}\n", next_, last_);
     ++next_;
   }
   pending_.clear();
   return last_;
 }
 
-void LossLog::flush() {
-  read();
-  file_.flush();
+void RunLog::write(const std::string& line) {
+  if (lines_.is_open()) lines_ << line << std::flush;
 }
 
-void LossLog::check() const {
-  BRRR_CHECK(path_.empty() || file_, "--loss-csv: {} cannot be written", path_);
+void RunLog::flush() {
+  read();
+  losses_.flush();
+  const bool has_losses = brrr::dist::rank() == 0 && !options_.loss_csv.empty();
+  BRRR_CHECK(!has_losses || losses_, "--loss-csv: {} cannot be written", options_.loss_csv);
+  BRRR_CHECK(!lines_.is_open() || lines_, "--log: {} cannot be written", options_.log);
 }
 
 // --- on the screen -------------------------------------------------------------------------------

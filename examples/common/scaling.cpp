@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 
@@ -42,13 +43,12 @@ struct Repeated {
 
 // The sum over all processes.
 int64_t of_all(uint64_t n) {
-  const auto own = static_cast<int64_t>(n);
-  if (brrr::dist::size() == 1) return own;
-  return brrr::dist::all_reduce(brrr::full({1}, own, brrr::kInt64)).item<int64_t>();
+  const brrr::Tensor own = brrr::full({1}, static_cast<int64_t>(n), brrr::kInt64);
+  return brrr::dist::all_reduce(own).item<int64_t>();
 }
 
-ScalingRow measure_row(const Task& task, const Batches& batches, const std::string& optimizer,
-                       Way way, double seconds) {
+Json measure_row(const Task& task, const Batches& batches, const std::string& optimizer, Way way,
+                 double seconds) {
   const auto trainer = make_trainer(task, batches, optimizer, way);
   for (int64_t i = 0; i < kCompared; ++i) trainer->step(i);
   const uint64_t parameters = checksum(trainer->parameters());
@@ -87,12 +87,46 @@ std::string command_of(int ranks, const std::vector<std::string>& arguments) {
   return command;
 }
 
+// Eager mode comes first, of every task, batch and number of processes.
+void check_row(const Json& r, const std::string& eager_parameters, Scaling& all) {
+  const auto mode = r["mode"].get<std::string>();
+  const auto ranks = r["ranks"].get<int64_t>(), fallbacks = r["fallbacks"].get<int64_t>();
+  const std::string run =
+      fmt::format("{}, batch {}, {} process{}, {}", r["task"].get<std::string>(),
+                  r["batch"].get<int64_t>(), ranks, ranks == 1 ? "" : "es", mode);
+  if (fallbacks > 0) {
+    all.complaints.push_back(fmt::format("{}: {} steps fell back to the reference walker: {}", run,
+                                         fallbacks, r["last_fallback"].get<std::string>()));
+  }
+  if (mode == name_of(Way::Eager)) return;
+  ++all.compared;
+  if (r["parameters"] != eager_parameters) {
+    all.complaints.push_back(fmt::format(
+        "{}: the parameters after {} steps are not eager's, bit for bit", run, kCompared));
+  }
+}
+
+void show_row(const Json& r, std::vector<Sheet>& sheets) {
+  const std::string title = r["task"].get<std::string>() + ", samples a second of all processes";
+  const auto found = [&] { return std::ranges::find(sheets, title, &Sheet::title); };
+  if (found() == sheets.end()) {
+    sheets.push_back({"processes",
+                      title,
+                      {"batch", "mode", "processes", "ms a step", "samples/s", "gain", "MB sent",
+                       "under way ms", "waited ms"}});
+  }
+  const auto v = [&](const char* key) { return r[key].get<double>(); };
+  found()->rows.push_back({r["batch"].get<int64_t>(), r["mode"].get<std::string>(),
+                           r["ranks"].get<int64_t>(), v("ms"), v("samples_per_s"), times(v("gain")),
+                           v("mb"), v("under_way_ms"), v("waited_ms")});
+}
+
 }  // namespace
 
-void print_scaling_row(const std::vector<Task>& tasks, const std::vector<int64_t>& sizes,
-                       const std::string& optimizer, double seconds) {
+void print_scaling_row(const std::vector<Task>& tasks, const std::string& optimizer,
+                       double seconds) {
   for (const Task& task : tasks) {
-    for (int64_t batch : sizes.empty() ? task.sizes : sizes) {
+    for (int64_t batch : task.sizes) {
       const Batches batches = task.batches(batch);
       for (Way way : {Way::Eager, Way::Graph}) {
         fmt::print("{}\n", measure_row(task, batches, optimizer, way, seconds).dump());
@@ -102,69 +136,28 @@ void print_scaling_row(const std::vector<Task>& tasks, const std::vector<int64_t
   }
 }
 
-std::vector<ScalingRow> measure_scaling(int most, const std::vector<std::string>& arguments) {
-  std::vector<ScalingRow> rows;
+Scaling measure_scaling(int most, const std::vector<std::string>& arguments) {
+  Scaling all;
   std::map<std::string, double> alone;
+  std::string eager_parameters;
   for (int ranks = 1; ranks <= most; ++ranks) {
     const std::string command = command_of(ranks, arguments);
     const std::vector<std::string> lines = run_child(command);
     BRRR_CHECK(!lines.empty(), "mpirun is not here, or this failed: {}", command);
     for (const std::string& line : lines) {
-      ScalingRow& r = rows.emplace_back(ScalingRow::parse(line));
+      Json& r = all.rows.emplace_back(Json::parse(line));
       const double rate = ranks * r["batch"].get<double>() / r["ms"].get<double>() * 1e3;
       const std::string key =
           fmt::format("{} {} {}", r["task"].dump(), r["batch"].dump(), r["mode"].dump());
       r["ranks"] = ranks;
       r["samples_per_s"] = rate;
       r["gain"] = rate / alone.emplace(key, rate).first->second;
+      if (r["mode"] == name_of(Way::Eager)) eager_parameters = r["parameters"];
+      check_row(r, eager_parameters, all);
+      show_row(r, all.sheets);
     }
   }
-  return rows;
-}
-
-ScalingCheck check_scaling(const std::vector<ScalingRow>& rows) {
-  ScalingCheck check;
-  std::map<std::string, std::string> eager;
-  for (const ScalingRow& r : rows) {
-    const auto mode = r["mode"].get<std::string>(), sum = r["parameters"].get<std::string>();
-    const auto ranks = r["ranks"].get<int64_t>(), fallbacks = r["fallbacks"].get<int64_t>();
-    const std::string run = fmt::format("{}, batch {}, {} process{}", r["task"].get<std::string>(),
-                                        r["batch"].get<int64_t>(), ranks, ranks == 1 ? "" : "es");
-    if (fallbacks > 0) {
-      check.complaints.push_back(
-          fmt::format("{}, {}: {} steps fell back to the reference walker: {}", run, mode,
-                      fallbacks, r["last_fallback"].get<std::string>()));
-    }
-    const auto [first, is_first] = eager.emplace(run, sum);
-    if (is_first) continue;
-    ++check.compared;
-    if (sum != first->second) {
-      check.complaints.push_back(
-          fmt::format("{}, {}: the parameters after {} steps are not eager's, bit for bit", run,
-                      mode, kCompared));
-    }
-  }
-  return check;
-}
-
-std::vector<Sheet> scaling_sheets(const std::vector<ScalingRow>& rows) {
-  std::vector<Sheet> sheets;
-  std::map<std::string, size_t> by_task;
-  for (const ScalingRow& r : rows) {
-    const auto task = r["task"].get<std::string>();
-    const size_t at = by_task.emplace(task, sheets.size()).first->second;
-    if (at == sheets.size()) {
-      sheets.push_back({"processes",
-                        task + ", samples a second of all processes",
-                        {"batch", "mode", "processes", "ms a step", "samples/s", "gain", "MB sent",
-                         "under way ms", "waited ms"}});
-    }
-    const auto v = [&](const char* key) { return r[key].get<double>(); };
-    sheets[at].rows.push_back({r["batch"].get<int64_t>(), r["mode"].get<std::string>(),
-                               r["ranks"].get<int64_t>(), v("ms"), v("samples_per_s"),
-                               times(v("gain")), v("mb"), v("under_way_ms"), v("waited_ms")});
-  }
-  return sheets;
+  return all;
 }
 
 }  // namespace examples

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 
@@ -127,13 +128,13 @@ std::string Training::text_of(const Progress& now) const {
   if (rate > 0) {
     t += fmt::format("  {:.0f} {}/s  {:.2f} ms/step", now.pace.unit_rate(), u.name,
                      now.pace.step_ms());
-    if (flops_ > 0) {
+    if (peak_gflops_ > 0) {
       t += fmt::format("  {:.0f} % of peak", 100 * flops_ * rate * 1e-9 / peak_gflops_);
     }
   }
   t += fmt::format("  {:.0f} MB", peak_megabytes(device));
-  if (now.has_test) {
-    t += fmt::format("  {} {}", u.tested, fmt::format(fmt::runtime(u.form), now.tested));
+  if (now.tested) {
+    t += fmt::format("  {} {}", u.tested, fmt::format(fmt::runtime(u.form), *now.tested));
   }
   return t;
 }
@@ -146,24 +147,28 @@ std::string Training::json_of(const Progress& now) const {
     j[std::string(u.name) + "_per_s"] = now.pace.unit_rate();
     j["ms_per_step"] = now.pace.step_ms();
   }
-  if (flops_ > 0 && rate > 0) {
+  if (peak_gflops_ > 0 && rate > 0) {
     j["flops_per_step"] = flops_;
     j["gflops_per_s"] = flops_ * rate * 1e-9;
     j["share_of_peak"] = flops_ * rate * 1e-9 / peak_gflops_;
   }
   if (now.eta_s > 0) j["eta_s"] = now.eta_s;
   j["peak_mb"] = peak_megabytes(device);
-  if (now.has_test) j[u.tested] = now.tested;
+  if (now.tested) j[u.tested] = *now.tested;
   return j.dump() + '\n';
 }
 
-double Training::one_step(LossLog& losses, bool look) {
-  const double once = once_seconds(stats());
+Training::Training(const TrainingOptions& o, const brrr::StepOptions& step)
+    : step_([this](const auto& x, const auto& y) { return training_step(x, y); }, step),
+      options_(o) {}
+
+double Training::one_step(RunLog& log, bool look) {
+  const double once = once_seconds(step_.stats());
   const auto begin = Clock::now();
-  const double loss = advance(losses, look);
+  const double loss = advance(log, look);
   schedule->step();
   ++step;
-  const double spent = seconds_since(begin), built = once_seconds(stats()) - once;
+  const double spent = seconds_since(begin), built = once_seconds(step_.stats()) - once;
   pace_.seconds += std::max(0.0, spent - built);
   ++pace_.steps;
   pace_.units += unit().a_step;
@@ -171,30 +176,27 @@ double Training::one_step(LossLog& losses, bool look) {
 }
 
 // Some steps, once, are looked at: they count for the run, but not for its pace.
-double Training::watched_step(LossLog& losses, bool look) {
+double Training::watched_step(RunLog& log, bool look) {
   const Pace before = pace_;
-  if (profile_) {
-    profile_->resume();
-  } else {
-    profile_ = std::make_unique<brrr::Profile>();
-  }
-  const double loss = one_step(losses, look);
-  profile_->pause();
+  const brrr::Profile profile;
+  const double loss = one_step(log, look);
+  const brrr::TimeSplit t = profile.total();
   pace_ = before;
-  if (++looks_ < kLooks) return loss;
-  for (const brrr::ProfileRow& row : profile_->kinds()) {
-    flops_ += row.flops / kLooks;
-    bytes_ += row.bytes / kLooks;
+  split_ = {split_.us + t.us, split_.compute_us + t.compute_us, split_.memory_us + t.memory_us};
+  for (const brrr::ProfileRow& row : profile.kinds()) {
+    flops_ += row.flops;
+    bytes_ += row.bytes;
   }
-  split_ = profile_->total();
-  profile_.reset();
+  if (++looks_ < kLooks) return loss;
+  flops_ /= kLooks;
+  bytes_ /= kLooks;
   peak_gflops_ = brrr::device_limits(device).gflops_of(compute_dtype());
   return loss;
 }
 
 // Where the time of a step went, if the run was long enough for it to be looked at.
 std::string Training::summary() const {
-  if (flops_ == 0 || pace_.steps == 0) return "";
+  if (peak_gflops_ == 0 || pace_.steps == 0) return "";
   const double us = 1e3 * pace_.step_ms();
   const brrr::TimeSplit t = split_.each(kLooks, us);
   return fmt::format(
@@ -205,21 +207,18 @@ std::string Training::summary() const {
       flops_ / us * 1e-3, 100 * flops_ / us * 1e-3 / peak_gflops_, peak_gflops_);
 }
 
-void Training::set_parts(brrr::models::Module& model, brrr::Stateful* data) {
+void Training::restore(brrr::models::Module& model, brrr::Stateful* data) {
   parts_ = {.model = &model,
             .optimizer = optimizer.get(),
             .schedule = schedule.get(),
             .loader = data,
             .scaler = scaler.get()};
-  if (options_.checkpoint.empty()) return;
-  for (const auto& [key, text] : notes()) {  // Not when all steps are made.
+  const brrr::Metadata saved = options_.checkpoint.empty() ? brrr::Metadata() : notes();
+  for (const auto& [key, text] : saved) {  // Not when all steps are made.
     BRRR_CHECK(brrr::data::is_utf8(text),
                "--{} {}: its name is not UTF-8, and a checkpoint could not keep it; rename it", key,
                text);
   }
-}
-
-void Training::restore() {
   if (options_.source().empty()) return;
   if (!options_.resume.empty()) {
     brrr::load_checkpoint(options_.resume, parts_);
@@ -234,16 +233,17 @@ void Training::restore() {
   fmt::print("begins with the weights of {}, made in {} steps\n", options_.init, weights.step);
 }
 
-void Training::check_files(LossLog& losses, const std::ofstream& log) const {
-  losses.flush();
-  losses.check();
-  BRRR_CHECK(!log.is_open() || log, "--log: {} cannot be written", options_.log);
+double Training::finite_loss(RunLog& log, int64_t at) const {
+  const double loss = log.read();
+  BRRR_CHECK(std::isfinite(loss), "the loss is {}{} by step {}; first {}; try a smaller --lr", loss,
+             log.where(), at, brrr::models::first_nonfinite(*parts_.model));
+  return loss;
 }
 
-void Training::save(LossLog& losses, const std::ofstream& log) {
-  check_losses(losses);
+void Training::save(RunLog& log) {
+  finite_loss(log, step);  // A run that has gone wrong keeps its last good checkpoint.
   // Who goes on from the checkpoint finds the losses and lines before it, or there is none.
-  check_files(losses, log);
+  log.flush();
   // The loss was that of the parameters before the last update.
   const std::string bad = brrr::models::first_nonfinite(parts_.model->named_parameters());
   BRRR_CHECK(bad.empty(),
@@ -350,11 +350,8 @@ int Training::run() {
     interrupted = signal;
     std::signal(signal, SIG_DFL);
   });
-  const bool first_process = brrr::dist::rank() == 0;
-  LossLog losses(first_process ? o.loss_csv : "", o, step);
+  RunLog log(o, step);
   const int64_t first = step;
-  std::ofstream log;
-  if (!o.log.empty() && first_process) log = open_log(o, step);
   constexpr double worth_a_look = 1;  // Seconds of training.
   const int64_t end = o.end();
   {
@@ -366,23 +363,22 @@ int Training::run() {
       const bool tests = due(o.eval_every), saves = due(o.save_every),
                  logs = due(o.log_every) || tests || step + 1 == end;
       const bool reads = logs || saves || line.on_terminal(),
-                 watched = flops_ == 0 && pace_.seconds > worth_a_look;
-      const double loss = watched ? watched_step(losses, reads) : one_step(losses, reads);
+                 watched = looks_ < kLooks && pace_.seconds > worth_a_look;
+      const double loss = watched ? watched_step(log, reads) : one_step(log, reads);
       Progress now{.step = step, .loss = loss, .pace = pace_ - last};
       now.eta_s = line.seconds_left(step);
-      now.has_test = tests && step < end;  // The summary says the last one.
-      if (now.has_test) now.tested = test();
+      if (tests && step < end) now.tested = test();  // The summary says the last one.
       // A terminal is slower than a step: it sees every 16th.
       if (logs || step % 16 == 0) line.show(step, text_of(now), logs);
       if (logs) {
         last = pace_;
-        if (log.is_open()) log << json_of(now) << std::flush;
-        check_files(losses, log);  // Now, not after hours of steps that no checkpoint may have.
+        log.write(json_of(now));
+        log.flush();  // Now, not after hours of steps that no checkpoint may have.
       }
-      if (saves) save(losses, log);
+      if (saves) save(log);
     }
   }
-  save(losses, log);
+  save(log);
   on_signals(SIG_DFL);  // What follows can be broken off.
   if (interrupted) {
     fmt::print("stopped by a signal after step {}\n", step);
@@ -390,15 +386,15 @@ int Training::run() {
   }
   fmt::print("{}\n{} steps/s", result(), brrr::bench::three_figures(pace_.rate()));
   if (o.mode != "eager") {
-    const brrr::StepStats s = stats();
+    const brrr::StepStats s = step_.stats();
     fmt::print("  ({} replays, {} recordings, {} fallbacks, {:.1f} ms once to record and build)",
                s.replays, s.recordings, s.fallbacks, once_seconds(s) * 1e3);
   }
   fmt::print("\n{}{}{}parameters {:016x}  (checksum of their bytes: the same in both modes)\n",
              summary(), exchange_line(step - first), kept_line(),
              checksum(parts_.model->parameters()));
-  if (o.explain) fmt::print("\n{}", explain());
-  if (!o.kernels.empty() && first_process) write_file(o.kernels, source());
+  if (o.explain) fmt::print("\n{}", step_.explain());
+  if (!o.kernels.empty() && brrr::dist::rank() == 0) write_file(o.kernels, step_.source());
   return interrupted ? 128 + interrupted : 0;
 }
 

@@ -47,32 +47,31 @@ struct TrainingOptions : CommandLine {
   void add_batch(const std::string& what);
 };
 
-/// Losses as they come; they are read only when a line is printed, or there are many, so that no
-/// step waits.
-class LossLog : brrr::NotCopied {
+/// Losses as they come, and what the first process writes of a run: --loss-csv and --log. Losses
+/// are read only when a line is printed, or there are many, so that no step waits.
+class RunLog : brrr::NotCopied {
  public:
-  /// Of the steps after `first`; of a run that goes on the file keeps those before them.
-  LossLog(std::string path, const TrainingOptions& o, int64_t first);
-  ~LossLog();
+  /// Of the steps after `first`; of a run that goes on the files keep what they say of those
+  /// before.
+  RunLog(const TrainingOptions& o, int64_t first);
+  ~RunLog();
   void add(const brrr::Tensor& loss);
   double read();
-  /// All losses so far are in the file, whatever comes.
+  /// A line of --log.
+  void write(const std::string& line);
+  /// All so far is in the files, whatever comes; throws if something could not be written.
   void flush();
-  /// Throws if something could not be written.
-  void check() const;
   /// Of the first loss that is not finite: ", on rank 1", where there are several.
   const std::string& where() const { return where_; }
 
  private:
-  std::string path_, where_;
-  std::ofstream file_;
+  const TrainingOptions& options_;
+  std::string where_;
+  std::ofstream losses_, lines_;  // Not open: nothing is written.
   std::vector<brrr::Tensor> pending_;
   double last_ = 0;
   int64_t next_;
 };
-
-/// --log, for what follows `step`: what it says of later steps a run that goes on says again.
-std::ofstream open_log(const TrainingOptions& o, int64_t step);
 
 /// Steps per second without the time spent on tests, checkpoints and compiling.
 struct Pace {
@@ -91,10 +90,9 @@ struct Pace {
 struct Progress {
   int64_t step;
   double loss;
-  Pace pace;          ///< Since the last time.
-  double eta_s = 0;   ///< To the end of the run; 0: this is it, or nothing is known yet.
-  double tested = 0;  ///< The test's figure, if it was time for one.
-  bool has_test = false;
+  Pace pace;         ///< Since the last time.
+  double eta_s = 0;  ///< To the end of the run; 0: this is it, or nothing is known yet.
+  std::optional<double> tested = {};  ///< The test's figure, if it was time for one.
 };
 
 /// One line that says how far a run is: rewritten in place on a terminal, else printed now and
@@ -136,11 +134,10 @@ class Training {
   int64_t step = 0;                                 ///< Steps made.
 
  protected:
-  explicit Training(const TrainingOptions& o) : options_(o) {}
-  /// What its checkpoints hold: the run's own parts, before it goes on from one.
-  void set_parts(brrr::models::Module& model, brrr::Stateful* data);
-  /// The parts from --resume, or the weights from --init, if either is given; says so.
-  void restore();
+  Training(const TrainingOptions& o, const brrr::StepOptions& step);
+  /// Checkpoints hold these and the run's own parts. Takes them from --resume, or the weights from
+  /// --init, if either is given, and says so.
+  void restore(brrr::models::Module& model, brrr::Stateful* data);
   /// Of a checkpoint beside the options.
   virtual brrr::Metadata notes() const { return {}; }
   /// Of a part of a batch, on the device.
@@ -148,9 +145,13 @@ class Training {
   /// The gradients of the mean loss over all processes, whose part of a batch is x, in --accumulate
   /// passes. Returns that loss; of several processes also what each has, after it.
   brrr::Tensor add_gradients(const brrr::Tensor& x, const brrr::Tensor& y);
-  /// The next step, whose loss goes to `losses`. Returns it if it is to be looked at; throws if it
-  /// is not finite.
-  virtual double advance(LossLog& losses, bool look) = 0;
+  /// A step: its loss, and what else is to be looked at.
+  virtual std::vector<brrr::Tensor> training_step(const brrr::Tensor& x, const brrr::Tensor& y) = 0;
+  /// The next one, whose loss goes to `log`. Returns it if it is to be looked at; throws if it is
+  /// not finite.
+  virtual double advance(RunLog& log, bool look) = 0;
+  /// The last loss, of that step; throws if it is not finite: the run has gone wrong.
+  double finite_loss(RunLog& log, int64_t at) const;
   /// The figure that tests give, and how it is called and written.
   virtual double test() = 0;
   struct Unit {
@@ -164,20 +165,18 @@ class Training {
   virtual brrr::DType compute_dtype() const { return brrr::kFloat32; }
   /// The last test, as a line of the summary.
   virtual std::string result() = 0;
-  /// Throws if the run has gone wrong and must not overwrite its last good checkpoint.
-  virtual void check_losses(LossLog&) {}
   /// Of what it trains on: all processes must have the same.
   virtual uint64_t data_hash() const = 0;
-  virtual brrr::StepStats stats() const = 0;
-  virtual std::string explain() const = 0;
-  virtual std::string source() const = 0;
+
+  /// training_step().
+  brrr::Step<std::function<std::vector<brrr::Tensor>(const brrr::Tensor&, const brrr::Tensor&)>>
+      step_;
 
  private:
   int run();
-  void check_files(LossLog& losses, const std::ofstream& log) const;
-  void save(LossLog& losses, const std::ofstream& log);
-  double one_step(LossLog& losses, bool look);
-  double watched_step(LossLog& losses, bool look);
+  void save(RunLog& log);
+  double one_step(RunLog& log, bool look);
+  double watched_step(RunLog& log, bool look);
   std::string text_of(const Progress& now) const;
   std::string json_of(const Progress& now) const;
   std::string summary() const;
@@ -185,12 +184,11 @@ class Training {
 
   const TrainingOptions& options_;
   brrr::TrainingState parts_;
-  Pace pace_;                               // Without what was done once.
-  std::unique_ptr<brrr::Profile> profile_;  // Of steps that are looked at,
-  int looks_ = 0;                           // so many so far.
-  brrr::TimeSplit split_;                   // Of the steps that have been looked at.
-  double flops_ = 0, bytes_ = 0;            // Of one of them; 0: none has.
-  double peak_gflops_ = 0;
+  Pace pace_;                     // Without what was done once.
+  int looks_ = 0;                 // Steps that have been looked at so far,
+  brrr::TimeSplit split_;         // what they took,
+  double flops_ = 0, bytes_ = 0;  // and what one of them did.
+  double peak_gflops_ = 0;        // Known once all have been.
 };
 
 /// Says in one number that tensors have the same bits: FNV-1a (Fowler, Noll and Vo) over their

@@ -225,13 +225,15 @@ Section anatomy(Lab& lab) {
   Sheet empty{"step-of-nothing", "a step of nothing", {"mode", "ns a call"}};
   empty.rows = {{"eager", adds[2]}, {"graph", adds[3]}};
   Section s{.title = "Anatomy of a small call", .seen = {}};
-  s.seen = fmt::format(
-      "Adding two numbers takes {:.0f} ns eagerly, {:.0f} ns with its gradient recorded: {:.1f} "
-      "million adds a second; in the time of one the processor could do {:.0f} float "
-      "operations.\nIn a graph of {} adds each takes {:.0f} ns unfused, {:.1f} ns fused and {:.1f} "
-      "ns frozen. A step that does nothing costs {:.0f} ns eagerly, {:.0f} ns as a graph.",
-      adds[0], adds[1], 1e3 / adds[0], adds[0] * lab.limits.gflops(), kChain, steps[1], steps[2],
-      steps[3], adds[2], adds[3]);
+  s.seen = {fmt::format(
+                "Adding two numbers takes {:.0f} ns eagerly, {:.0f} ns with its gradient recorded: "
+                "{:.1f} million adds a second; in the time of one the processor could do {:.0f} "
+                "float operations.",
+                adds[0], adds[1], 1e3 / adds[0], adds[0] * lab.limits.gflops()),
+            fmt::format(
+                "In a graph of {} adds each takes {:.0f} ns unfused, {:.1f} ns fused and {:.1f} ns "
+                "frozen. A step that does nothing costs {:.0f} ns eagerly, {:.0f} ns as a graph.",
+                kChain, steps[1], steps[2], steps[3], adds[2], adds[3])};
   const AddParts add = take_apart(lab);
   const Sheet parts = parts_sheet(add, adds[0], adds[1]);
   BarChart split{.title = "An add with its gradient recorded, taken apart",
@@ -241,13 +243,14 @@ Section anatomy(Lab& lab) {
     const auto n = static_cast<double>((*add.instructions)[k]);
     split.bars.push_back({parts.rows[k][0].text, {n}, parts.rows[k][1].text});
   }
-  if (add.instructions)
-    s.seen += fmt::format(
-        "\nOf the {} instructions of an add with a gradient {} compute it; the others find out "
-        "what is to be done, make room for the result and keep what backward needs.",
-        parts.rows[kAddParts][1].text, parts.rows[Kernel][1].text);
   s.pictures = {draw("one-element-add", c)};
-  if (add.instructions) s.pictures.insert(s.pictures.begin(), draw("anatomy", split));
+  if (add.instructions) {
+    s.seen.push_back(fmt::format(
+        "Of the {} instructions of an add with a gradient {} compute it; the others find out what "
+        "is to be done, make room for the result and keep what backward needs.",
+        parts.rows[kAddParts][1].text, parts.rows[Kernel][1].text));
+    s.pictures.insert(s.pictures.begin(), draw("anatomy", split));
+  }
   s.sheets = {parts, sheet, empty};
   s.note = fmt::format(
       "Steps are chains of {} adds, their time divided by as many; the step's own cost is in it. "
@@ -301,13 +304,13 @@ Section verdicts(Lab& lab) {
     right += v.expected == t.bound();
   }
   Section s{.title = "Verdicts", .seen = {}};
-  s.seen = fmt::format(
+  s.seen = {fmt::format(
       "Of {} steps built to be bound by one thing, {} are found to be. Of {} brrr::diagnose says "
       "\"{}\"; of {}, \"{}\". The gain that it predicts for models before graph mode is tried is "
       "off by at most {:.0f} %, for the steps built to be bound by one thing by at most {:.0f} %.",
       built, right, all[built].name, all[built].d.text.substr(0, all[built].d.text.find('\n')),
       all.back().name, all.back().d.text.substr(0, all.back().d.text.find('\n')), 100 * worst,
-      100 * worst_built);
+      100 * worst_built)};
   s.pictures = {draw("verdicts", c)};
   s.sheets = {sheet};
   s.note =

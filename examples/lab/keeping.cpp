@@ -112,13 +112,13 @@ Section rematerialisation(Lab& lab) {
     return 100 * static_cast<double>(a.stats().arena_bytes) /
            static_cast<double>(std::max<size_t>(1, b.stats().arena_bytes));
   };
-  s.seen = fmt::format(
+  s.seen = {fmt::format(
       "A chain between two products, whose every value backward needs: made anew there, it moves "
       "{:.0f} instead of {:.0f} MB and takes {:.2f} times as long as kept, with {:.0f} % of the "
       "temporary memory. A GPT's step in {:.0f} % of its memory takes {:.2f} times as long. All "
       "with the same results, bit for bit.",
       chain[1].bytes * 1e-6, chain[0].bytes * 1e-6, chain[1].seconds / chain[0].seconds,
-      percent_of(chain[1], chain[0]), percent_of(gpt[2], gpt[0]), gpt[2].seconds / gpt[0].seconds);
+      percent_of(chain[1], chain[0]), percent_of(gpt[2], gpt[0]), gpt[2].seconds / gpt[0].seconds)};
   s.sheets = {keeping_sheet("rematerialisation-chain",
                             "a chain of 12 operations between two products", chain),
               keeping_sheet("rematerialisation-gpt", tasks("gpt").front().name + ", AdamW", gpt)};

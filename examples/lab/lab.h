@@ -41,8 +41,8 @@ struct Lab {
 /// What an experiment leaves.
 struct Section {
   std::string title;
-  std::string seen;         ///< A few sentences with this run's figures; a line a paragraph.
-  std::string answer = {};  ///< What of it belongs at the top of the page, likewise:
+  std::vector<std::string> seen;         ///< Paragraphs with this run's figures.
+  std::vector<std::string> answer = {};  ///< What of it belongs at the top of the page, likewise:
   std::vector<Picture> answer_pictures = {}, pictures = {};
   std::vector<Sheet> sheets = {};
   std::string note = {};  ///< How it was measured.

@@ -27,13 +27,13 @@ static BothModes time_checked(Lab& lab, const char* what, Tensor (*f)(const Tens
 Section limits_of_machine(Lab& lab) {
   const Limits& l = lab.limits;
   Section s{.title = "What this machine can do", .seen = {}};
-  s.seen = fmt::format(
+  s.seen = {fmt::format(
       "{:.0f} GFLOP/s of float32 multiply-adds on {} thread{}; copies at {:.0f} GB/s where they "
       "fit a cache ({}), {:.1f} GB/s from main memory ({}), bytes read and written. While a float "
       "is read from main memory and one is written there, {:.0f} operations could be done.",
       l.gflops(), l.threads, l.threads > 1 ? "s" : "", l.copies.front().gb_per_second,
       bytes_text(l.copies.front().bytes), l.memory_gbs(), bytes_text(l.copies.back().bytes),
-      8 * l.gflops() / l.memory_gbs());
+      8 * l.gflops() / l.memory_gbs())};
   LineChart c{.title = "Bandwidth of a copy",
               .x_label = "bytes read and written",
               .y_label = "GB/s",
@@ -78,7 +78,7 @@ Section roofline(Lab& lab) {
   lab.compared += static_cast<int64_t>(r.points.size());
   if (!r.complaint.empty()) lab.complain("roofline", r.complaint);
   Section s{.title = "More arithmetic a byte", .seen = {}};
-  s.seen = r.seen();
+  s.seen = {r.seen()};
   s.pictures = r.pictures();
   s.sheets = {r.sheet()};
   s.note = r.note();
@@ -115,14 +115,14 @@ Section fusion(Lab& lab) {
     return fmt::format("{:.2f} times the first", both / alone - 1);
   };
   Section s{.title = "Fusion", .seen = {}};
-  s.seen = fmt::format(
+  s.seen = {fmt::format(
       "The second cos of cos(cos(x)) costs {} in eager mode, and as a graph, where both are one "
       "kernel, {}. The graph takes {:.2f} times as long as copying the {} MB, eager mode {:.2f} "
       "times.",
       second(one.eager, two.eager), second(one.graph, two.graph), two.graph / copy, mb,
-      two.eager / copy);
+      two.eager / copy)};
   if (one.graph > 2 * copy) {
-    s.seen += fmt::format(
+    s.seen.back() += fmt::format(
         " One cos takes {:.1f} times as long as the copy: on this processor its arithmetic bounds "
         "it, so that fusion saves the reading and writing only.",
         one.graph / copy);
@@ -212,11 +212,11 @@ Section activations(Lab& lab) {
   const auto [lo, hi] = std::minmax_element(t.graph.begin(), t.graph.end());
   const char *fastest = all[static_cast<size_t>(lo - t.graph.begin())].first,
              *slowest = all[static_cast<size_t>(hi - t.graph.begin())].first;
-  s.seen = fmt::format(
+  s.seen = {fmt::format(
       "The slowest, {}, takes {:.2f} times as long as the fastest, {}; {} takes {:.2f} times as "
       "long as adding the same tensors and nothing else. Where a bar ends near 1, memory hides the "
       "function's cost.",
-      slowest, *hi / *lo, fastest, slowest, *hi / t.bare);
+      slowest, *hi / *lo, fastest, slowest, *hi / t.bare)};
   s.pictures = {draw("activations", c)};
   s.sheets = {sheet};
   s.note = fmt::format(

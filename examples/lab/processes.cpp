@@ -5,35 +5,37 @@
 namespace examples::lab {
 
 Section processes(Lab& lab) {
-  Section section{"Two processes", ""};
-  section.note =
-      "The same GPT step with AdamW in one process and in two, each with one thread and its own "
-      "batch, which mpirun starts; medians. MB is what each process sends in a step. \"Under way\" "
-      "is the time in which at least one sum of gradients was; \"waited\" what the computation "
-      "stood still for it, which includes the time by which one process was later than the other.";
-  std::vector<ScalingRow> rows;
+  Section section{
+      .title = "Two processes",
+      .seen = {},
+      .note =
+          "The same GPT step with AdamW in one process and in two, each with one thread and its "
+          "own batch, which mpirun starts; medians. MB is what each process sends in a step. "
+          "\"Under way\" is the time in which at least one sum of gradients was; \"waited\" what "
+          "the computation stood still for it, which includes the time by which one process was "
+          "later than the other."};
+  Scaling all;
   try {
-    rows = measure_scaling(2, {"--ranks", "2", "--model", "gpt", "--sizes", lab.quick ? "1" : "16",
-                               "--seconds", fmt::format("{}", lab.seconds)});
+    all = measure_scaling(2, {"--ranks", "2", "--model", "gpt", "--sizes", lab.quick ? "1" : "16",
+                              "--seconds", fmt::format("{}", lab.seconds)});
   } catch (const brrr::Error& e) {
-    section.seen = fmt::format("Not measured: {}.", e.what());
+    section.seen = {fmt::format("Not measured: {}.", e.what())};
     return section;
   }
-  const ScalingCheck check = check_scaling(rows);
-  lab.compared += check.compared;
-  for (const std::string& complaint : check.complaints) lab.complain("processes", complaint);
+  lab.compared += all.compared;
+  for (const std::string& complaint : all.complaints) lab.complain("processes", complaint);
   std::string gains;
-  for (const ScalingRow& r : rows) {
+  for (const Json& r : all.rows) {
     if (r["ranks"] == 1) continue;
     gains += fmt::format("{}{:.2f} times ({})", gains.empty() ? "" : ", ", r["gain"].get<double>(),
                          r["mode"].get<std::string>());
   }
-  const ScalingRow& last = rows.back();
-  section.seen = fmt::format(
+  const Json& last = all.rows.back();
+  section.seen = {fmt::format(
       "Two processes train on {} the samples a second of one, each on its own batch. In graph mode "
       "the computation waits {:.2f} ms of a step's {:.2f} for the other process and its gradients.",
-      gains, last["waited_ms"].get<double>(), last["ms"].get<double>());
-  section.sheets = scaling_sheets(rows);
+      gains, last["waited_ms"].get<double>(), last["ms"].get<double>())};
+  section.sheets = all.sheets;
   return section;
 }
 

@@ -267,8 +267,8 @@ Section batch_doubling(Lab& lab) {
       std::fflush(stdout);
       points.push_back(measure_batch(lab, task, batch));
     }
-    s.answer += (s.answer.empty() ? "" : "\n") + answer_text(task, points);
-    s.seen += (s.seen.empty() ? "" : "\n") + seen_text(task, points);
+    s.answer.push_back(answer_text(task, points));
+    s.seen.push_back(seen_text(task, points));
     const Sheet sheet = sheet_of(task, points);
     s.answer_pictures.push_back(draw(sheet.name, parts_chart(short_name(task.name), points)));
     s.pictures.push_back(draw(sheet.name + "-time", times_chart(short_name(task.name), points)));
@@ -302,11 +302,11 @@ Section where_time_goes(Lab& lab) {
     return 100 * share_of(all[m], "contraction", time);
   };
   Section s{.title = "Where the step goes", .seen = {}};
-  s.seen = fmt::format(
+  s.seen = {fmt::format(
       "{} at batch {}: contractions are {:.1f} % of the FLOPs, and {:.0f} % of the time in eager "
       "mode, {:.0f} % in graph mode. What is left of the time does {:.1f} % of the arithmetic.",
       short_name(task.name), batch, contraction(0, false), contraction(0, true),
-      contraction(1, true), 100 - contraction(0, false));
+      contraction(1, true), 100 - contraction(0, false))};
   s.pictures = {draw("classes", shares_chart(all[0], all[1])),
                 draw("kernels-graph", kernels_chart(all[1]))};
   s.sheets = {kinds_sheet(all[0], "eager"), kinds_sheet(all[1], "graph"), kernels_sheet(all[1])};

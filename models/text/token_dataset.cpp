@@ -25,8 +25,7 @@ static int64_t fewest(int64_t least, double fraction) {
   return n;
 }
 
-void TokenDataset::check_options() const {
-  const TokenDatasetOptions& o = options_;
+static const TokenDatasetOptions& checked(const TokenDatasetOptions& o) {
   BRRR_CHECK(o.vocab > 0, "TokenDataset: vocab must be positive, got {}", o.vocab);
   BRRR_CHECK(o.block > 0 && o.block <= INT32_MAX, "TokenDataset: block must be positive, got {}",
              o.block);
@@ -35,6 +34,7 @@ void TokenDataset::check_options() const {
   BRRR_CHECK(o.validation == 0 || (o.validation >= 1e-6 && o.validation <= 1 - 1e-6),
              "TokenDataset: validation must be 0 or a fraction between 0 and 1, got {}",
              o.validation);
+  return o;
 }
 
 void TokenDataset::check_parts() const {
@@ -48,8 +48,7 @@ void TokenDataset::check_parts() const {
 }
 
 TokenDataset::TokenDataset(const Tokens& tokens, const TokenDatasetOptions& options)
-    : options_(options) {
-  check_options();
+    : options_(checked(options)) {
   const int64_t n = tokens.size(), last = split(n, options.validation), least = options.block + 1;
   BRRR_CHECK(options.validation == 0 || (last >= least && n - last >= least),
              "TokenDataset: {}: {} tokens are {} to train on and {} to validate on, but block {} "
@@ -64,8 +63,7 @@ TokenDataset::TokenDataset(const Tokens& tokens, const TokenDatasetOptions& opti
 
 TokenDataset::TokenDataset(const Tokens& train, const Tokens& validation,
                            const TokenDatasetOptions& options)
-    : options_(options), train_(train), validation_(validation) {
-  check_options();
+    : options_(checked(options)), train_(train), validation_(validation) {
   check_parts();
   hash_ = check_tokens(train, options.vocab);
   check_tokens(validation, options.vocab);

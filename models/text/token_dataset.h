@@ -52,7 +52,6 @@ class TokenDataset : public Stateful {
   void load_state_dict(const StateDict& dict) override;
 
  private:
-  void check_options() const;
   void check_parts() const;
   Batch make(int64_t rows) const;
   int64_t* slot(const char* name, const Tensor& t, int64_t rows) const;

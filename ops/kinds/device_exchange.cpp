@@ -110,12 +110,10 @@ void DeviceSum::place_on_host(const std::vector<Row>& rows, int passes) {
     pinned_bytes_ = bytes;
   }
   const auto copies = [&](std::vector<Copy>& all, const Row& there, const Row& here, bool shard) {
-    const auto spans = [&](const Row& r) {
-      return shard ? r.shard(rank(), size()) : r.part(0, r.size());
-    };
+    const auto spans = [&](const Row& r) { return shard ? r.shard(rank(), size()) : r.spans(); };
     const std::vector<Span> from = spans(there), to = spans(here);
     for (size_t k = 0; k < from.size(); ++k) {
-      all.push_back({from[k].at, to[k].at, static_cast<size_t>(from[k].n) * item});
+      if (from[k].n) all.push_back({from[k].at, to[k].at, static_cast<size_t>(from[k].n) * item});
     }
   };
   std::vector<Row> on_host;

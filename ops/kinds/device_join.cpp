@@ -70,7 +70,7 @@ bool join_gpus() {
   std::string why;
   std::vector<Said> all(static_cast<size_t>(e.size()));
   Said& own = all[static_cast<size_t>(e.rank())];
-  own.linked = !device_link::messages(why).empty();
+  own.linked = device_link::messages(why);
   const std::string identity = device_link::identity();
   identity.copy(own.identity, sizeof own.identity);
   const auto said = static_cast<int64_t>(all.size() * sizeof own);

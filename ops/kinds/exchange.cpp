@@ -46,9 +46,9 @@ void Exchange::begin() {
   const char* check = std::getenv("BRRR_DIST_CHECK");
   check_ = check && *check && *check != '0';
   std::thread([this] { run_thread(); }).detach();
-  auto failure = joined_.get_future();
+  auto joined = joined_.get_future();
   const std::chrono::duration<double> limit(limit_s_);
-  if (failure.wait_for(limit) != std::future_status::ready) {
+  if (joined.wait_for(limit) != std::future_status::ready) {
     // Nobody can be told, nor the wait be ended: the launcher ends the others when this one fails.
     std::fprintf(stderr,
                  "brrr: rank %d of %d: waited %g s for the other processes to start; each calls "
@@ -57,7 +57,7 @@ void Exchange::begin() {
     std::fflush(nullptr);
     std::_Exit(1);
   }
-  if (const std::string why = failure.get(); !why.empty()) throw Error(why);
+  joined.get();  // Throws what failed.
   name_rank_at_terminate();
   process_ = getpid();
   std::atexit([] {
@@ -90,7 +90,7 @@ void Exchange::start(std::shared_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
   if (!broken_.empty()) brrr::fail("{}: an earlier collective failed: {}", job->what, broken_);
   job->began_ = now_s();
-  job->stage_ = first_stage();
+  job->stage_ = 0;
   job->waited_since_ = 0;
   job->done_ = false;
   queue_.push_back(std::move(job));

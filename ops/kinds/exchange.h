@@ -39,8 +39,7 @@ class Row {
   int64_t size() const { return size_; }
   DType dtype() const { return dtype_; }
   int64_t item() const { return static_cast<int64_t>(itemsize(dtype_)); }
-  /// Elements [begin, end).
-  std::vector<Span> part(int64_t begin, int64_t end) const;
+  const std::vector<Span>& spans() const { return spans_; }
   /// The same row in dense memory.
   Row moved(char* to) const;
   /// The part of a rank.
@@ -102,7 +101,7 @@ class Job {
 
  private:
   friend class Exchange;
-  static constexpr int kCalls = -1;  // The stage before all others, if calls are compared.
+  static constexpr int kCalls = 0;  // The stage before all others; empty where none are compared.
   struct Message {
     void* request;
     int peer, stage;
@@ -169,7 +168,6 @@ class Exchange {
   void begin();
   void run_thread();
   void say(const std::string& why) const;
-  int first_stage() const { return check_ ? Job::kCalls : 0; }
 
   // What both sides see under the mutex.
   const Transport* transport_ = nullptr;  // Null: alone.
@@ -180,8 +178,8 @@ class Exchange {
   int waiting_ = 0;
   pid_t process_ = 0;  // Whose thread exchanges.
   bool finish_ = false, finished_ = false, aborts_ = false;
-  std::string broken_;                // Why no collective can be had any more.
-  std::promise<std::string> joined_;  // What failed; "": nothing did.
+  std::string broken_;  // Why no collective can be had any more.
+  std::promise<void> joined_;
   std::thread::id id_;
   std::atomic<uint64_t> bytes_{0}, jobs_{0};
   std::atomic<int64_t> under_way_ns_{0}, waited_ns_{0};

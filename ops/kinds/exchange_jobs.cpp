@@ -57,17 +57,6 @@ Row::Row(DType dtype, std::vector<Span> spans, std::vector<const Cuts*> cuts)
   for (const Span& s : spans_) size_ += s.n;
 }
 
-std::vector<Span> Row::part(int64_t begin, int64_t end) const {
-  std::vector<Span> part;
-  int64_t at = 0;
-  for (const Span& s : spans_) {
-    const int64_t from = std::max(begin, at), to = std::min(end, at + s.n);
-    if (from < to) part.push_back({s.at + (from - at) * item(), to - from});
-    at += s.n;
-  }
-  return part;
-}
-
 Row Row::moved(char* to) const {
   Row row = *this;
   for (Span& s : row.spans_) {
@@ -78,13 +67,17 @@ Row Row::moved(char* to) const {
 }
 
 std::vector<Span> Row::shard(int rank, int ranks) const {
-  if (cuts_.empty()) {
-    return part(shard_begin(size_, rank, ranks), shard_begin(size_, rank + 1, ranks));
-  }
   std::vector<Span> own;
+  int64_t before = 0;  // Elements of the spans before.
   for (size_t k = 0; k < spans_.size(); ++k) {
-    const int64_t* const at = cuts_[k]->data() + rank;
-    if (at[0] < at[1]) own.push_back({spans_[k].at + at[0] * item(), at[1] - at[0]});
+    const Span& s = spans_[k];
+    const auto cut = [&](int r) {
+      return cuts_.empty() ? std::clamp<int64_t>(shard_begin(size_, r, ranks) - before, 0, s.n)
+                           : cuts_[k]->at(static_cast<size_t>(r));
+    };
+    const int64_t from = cut(rank), to = cut(rank + 1);
+    if (from < to) own.push_back({s.at + from * item(), to - from});
+    before += s.n;
   }
   return own;
 }
@@ -99,7 +92,7 @@ static void plan_shares(SumPlan& plan, const std::vector<Row>& rows, int passes,
   const auto first_of = [&](int r) { return r == 0 ? 0 : 1 + (r - 1) * passes; };
   char* const memory = shares(first_of(size) * mine.size());
   const auto share = [&](int k) {
-    return mine.moved(memory + k * mine.size() * mine.item()).part(0, mine.size());
+    return mine.moved(memory + k * mine.size() * mine.item()).spans();
   };
   const auto add = [](std::vector<Span>& all, const std::vector<Span>& more) {
     all.insert(all.end(), more.begin(), more.end());
@@ -148,8 +141,10 @@ void Job::declare() {
     shares_.resize(static_cast<size_t>(n) * item);
     return shares_.data();
   });
-  for (int stage = 0; stage < static_cast<int>(plan_.stages.size()); ++stage) {
-    for (const SumPlan::Message& m : plan_.stages[static_cast<size_t>(stage)]) {
+  int stage = kCalls;
+  for (const auto& messages : plan_.stages) {
+    ++stage;
+    for (const SumPlan::Message& m : messages) {
       declare(stage, false, m.peer, m.from, item);
       declare(stage, true, m.peer, m.to, item);
     }

@@ -25,25 +25,20 @@ class Exchange::Thread {
  public:
   explicit Thread(Exchange& e) : e_(e) {}
 
-  /// Joins the run; returns what failed.
-  std::string join() {
-    try {
-      e_.transport_ = transport_ = join_run();
-    } catch (const Error& e) {
-      return e.what();
-    }
+  /// Joins the run.
+  void join() {
+    e_.transport_ = transport_ = join_run();
     peers_.resize(static_cast<size_t>(transport_->size));
-    for (size_t r = 0; r < peers_.size(); ++r) {
-      if (static_cast<int>(r) == transport_->rank) continue;
+    for_peers([&](int r, Peer& p) {
       const auto receive = [&](const Piece& piece, int tag) {
-        void* const m = transport_->receive(&piece, 1, static_cast<int>(r), tag);
+        void* const m = transport_->receive(&piece, 1, r, tag);
         return m && transport_->start(m) ? m : nullptr;
       };
-      peers_[r].told.resize(kCallBytes);
-      peers_[r].bye = receive({&bye_, 1}, kByeTag);
-      peers_[r].hears = receive({peers_[r].told.data(), kCallBytes}, kTellTag);
-    }
-    return share_settings();
+      p.told.resize(kCallBytes);
+      p.bye = receive({&bye_, 1}, kByeTag);
+      p.hears = receive({p.told.data(), kCallBytes}, kTellTag);
+    });
+    share_settings();
   }
 
   void serve() {
@@ -84,6 +79,19 @@ class Exchange::Thread {
   }
 
  private:
+  struct Peer {
+    void* bye = nullptr;  // A receive that ends when that rank does.
+    bool gone = false;
+    void* hears = nullptr;  // Once somebody has waited too long, all tell each other what they are
+    std::string told;       // in: a receive of it.
+  };
+  // f(rank, peer) for all others.
+  template <class F> void for_peers(const F& f) {
+    for (size_t r = 0; r < peers_.size(); ++r) {
+      if (static_cast<int>(r) != transport_->rank) f(static_cast<int>(r), peers_[r]);
+    }
+  }
+
   // Whether all messages of the job's stage are through.
   bool test(Job& job) {
     for (Job::Message& m : job.messages_) {
@@ -123,16 +131,13 @@ class Exchange::Thread {
 
   // With `check` the peers first tell each other what they call.
   void say_calls(Job& job) {
-    const int n = transport_->size;
-    job.calls_.assign(static_cast<size_t>(n), std::string(kCallBytes, '\0'));
+    job.calls_.assign(peers_.size(), std::string(kCallBytes, '\0'));
     std::string& own = job.calls_[static_cast<size_t>(transport_->rank)];
     job.what.copy(own.data(), kCallBytes - 1);
-    for (int peer = 0; peer < n; ++peer) {
-      if (peer == transport_->rank) continue;
-      job.declare(Job::kCalls, true, peer, {{own.data(), kCallBytes}});
-      job.declare(Job::kCalls, false, peer,
-                  {{job.calls_[static_cast<size_t>(peer)].data(), kCallBytes}});
-    }
+    for_peers([&](int r, const Peer&) {
+      job.declare(Job::kCalls, true, r, {{own.data(), kCallBytes}});
+      job.declare(Job::kCalls, false, r, {{job.calls_[static_cast<size_t>(r)].data(), kCallBytes}});
+    });
   }
 
   void check_calls(Job& job) {
@@ -155,10 +160,10 @@ class Exchange::Thread {
     }
     do {
       const int at = job.stage_++;
-      if (at == Job::kCalls) say_calls(job);
-      if (at == 0 && e_.check_) check_calls(job);
-      if (at == 1) job.compute();
-      if (at == static_cast<int>(job.plan_.stages.size())) return false;
+      if (at == Job::kCalls && e_.check_) say_calls(job);
+      if (at == 1 && e_.check_) check_calls(job);
+      if (at == 2) job.compute();
+      if (at == 1 + static_cast<int>(job.plan_.stages.size())) return false;
       start_messages(job, at);
     } while (job.under_way_ == 0);
     return true;
@@ -205,11 +210,10 @@ class Exchange::Thread {
     if (own_state_.empty()) own_state_ = "in no collective";
     own_state_.resize(kCallBytes - 1);
     const Piece piece{own_state_.data(), kCallBytes};
-    for (int r = 0; r < transport_->size; ++r) {
+    for_peers([&](int r, const Peer&) {
       // They end when they end: the run is about to.
-      void* const m = r == transport_->rank ? nullptr : transport_->send(&piece, 1, r, kTellTag);
-      if (m) transport_->start(m);
-    }
+      if (void* const m = transport_->send(&piece, 1, r, kTellTag)) transport_->start(m);
+    });
   }
 
   // Throws if what the job waits for will not come.
@@ -240,7 +244,7 @@ class Exchange::Thread {
   // Whether anything has moved.
   bool advance(Job& job) {
     try {
-      if (job.stage_ == e_.first_stage() && job.ready && !job.ready()) {
+      if (job.stage_ == 0 && job.ready && !job.ready()) {
         // While this rank's GPU computes nobody is waited for, unless the process ends.
         if (ends_since_ > 0)
           check_peers(job);
@@ -249,7 +253,7 @@ class Exchange::Thread {
         return false;
       }
       const size_t before = job.under_way_;
-      if (job.stage_ > e_.first_stage() && !test(job)) {
+      if (job.stage_ > 0 && !test(job)) {
         check_peers(job);
         return job.under_way_ != before;
       }
@@ -260,8 +264,8 @@ class Exchange::Thread {
     return true;
   }
 
-  // Rank 0's limit and check hold for all, who may not see its environment. Returns what failed.
-  std::string share_settings() {
+  // Rank 0's limit and check hold for all, who may not see its environment.
+  void share_settings() {
     double settings[] = {e_.limit_s_, e_.check_ ? 1.0 : 0.0};
     const Piece piece{settings, sizeof settings};
     const bool first = transport_->rank == 0;
@@ -270,11 +274,10 @@ class Exchange::Thread {
       int state = m && transport_->start(m) ? 0 : -1;
       for (; state == 0; sched_yield()) state = transport_->test(m);
       if (m) transport_->release(m);
-      if (state < 0) return fmt::format("dist: no message between ranks: {}", transport_->error());
+      BRRR_CHECK(state > 0, "dist: no message between ranks: {}", transport_->error());
     }
     e_.limit_s_ = settings[0];
     e_.check_ = settings[1] != 0;
-    return "";
   }
 
   void step() {
@@ -315,22 +318,20 @@ class Exchange::Thread {
   }
 
   void end_all() {
-    for (int r = 0; r < transport_->size; ++r) {
-      Peer& p = peers_[static_cast<size_t>(r)];
+    for_peers([&](int r, Peer& p) {
       for (void** m : {&p.bye, &p.hears}) {
         if (*m) transport_->cancel(std::exchange(*m, nullptr));
       }
-      if (r == transport_->rank) continue;
       const Piece piece{&bye_, 1};
       p.bye = transport_->send(&piece, 1, r, kByeTag);
-      if (!p.bye || !transport_->start(p.bye)) continue;
+      if (!p.bye || !transport_->start(p.bye)) return;
       // One byte is on its way at once, or its receiver is gone: then the message stays as it is.
       int sent = 0;
       for (int i = 0; i < 1000 && sent == 0; ++i) {
         if ((sent = transport_->test(p.bye)) == 0) sched_yield();
       }
       if (sent > 0) transport_->release(std::exchange(p.bye, nullptr));
-    }
+    });
     if (e_.broken_.empty()) return transport_->finish();
     // The others have heard and end as well, or the launcher ends them. All who can finish before:
     // where ranks abort while one waits in MPI_Finalize, Open MPI 4.1's launcher crashes or hangs.
@@ -346,12 +347,6 @@ class Exchange::Thread {
   Exchange& e_;
   const Transport* transport_ = nullptr;
   std::vector<std::shared_ptr<Job>> active_, ended_;
-  struct Peer {
-    void* bye = nullptr;  // A receive that ends when that rank does.
-    bool gone = false;
-    void* hears = nullptr;  // Once somebody has waited too long, all tell each other what they are
-    std::string told;       // in: a receive of it.
-  };
   std::vector<Peer> peers_;  // By rank.
   double ends_since_ = 0;    // Nothing else is computed.
   std::string own_state_;
@@ -363,10 +358,14 @@ class Exchange::Thread {
 
 void Exchange::run_thread() {
   static auto& thread = *new Thread(*this);  // For ever, as messages to it may be under way.
-  const std::string failure = thread.join();
   id_ = std::this_thread::get_id();
-  joined_.set_value(failure);
-  if (failure.empty()) thread.serve();
+  try {
+    thread.join();
+  } catch (...) {
+    return joined_.set_exception(std::current_exception());
+  }
+  joined_.set_value();
+  thread.serve();
 }
 
 }  // namespace brrr::dist

@@ -68,14 +68,11 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
              .scratch = pointwise_scratch,
              .pointwise = &info}),
       info(i) {
+  if (n_out > 1 || i.n_made) return;
   for (DType t : {kFloat32, kFloat64, kInt64, kInt32, kUInt8, kBool, kBFloat16, kFloat16}) {
-    if (n_out > 1 || i.n_made) continue;
     if (t == kBool && i.traits.no_bool) continue;
     if (i.traits.wide && t != kFloat64 && t != kInt64) continue;
-    const auto k = static_cast<size_t>(t);
-    direct[k] = i.loop(t);
-    direct_out[k] = i.mask_out[0] ? kBool : t;
-    direct_bytes[k] = static_cast<uint8_t>(itemsize(direct_out[k]));
+    direct[static_cast<size_t>(t)] = i.loop(t);
   }
 }
 
@@ -266,9 +263,9 @@ template <int N>
   static constexpr int64_t step[] = {1, 1};
   const TensorImpl& a = *in[0];
   const auto t = static_cast<int>(a.dtype);
-  const DType dtype = op.direct_out[t];
+  const DType dtype = op.info.mask_out[0] ? kBool : a.dtype;
   // Constants from here on: the device is known.
-  Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * op.direct_bytes[t]);
+  Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * itemsize(dtype));
   Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a, kCPU)));
   s->data = backend(DeviceType::CPU).allocate(s->bytes);
   if (!s->data) [[unlikely]]

@@ -149,8 +149,6 @@ class PointwiseOp : public OpDef {
 
   PointwiseInfo info;
   PointwiseLoop direct[kNumDTypes] = {};  ///< Of operands that have all this dtype.
-  DType direct_out[kNumDTypes] = {};
-  uint8_t direct_bytes[kNumDTypes] = {};  ///< Of an element of the output.
 
  protected:
   template <bool Numbers, class F, class... G>

@@ -42,41 +42,32 @@ class PointwiseRows {
  public:
   PointwiseRows(const Iteration& it, int64_t row, int64_t first)
       : it_(it), outer_(it.ndim - 1), first_made_(it.count() - it.info->n_made) {
-    for (int d = outer_ - 1; d >= 0; --d) {
-      index_[d] = row % it.size[d];
-      row /= it.size[d];
-    }
     for (int k = 0; k < it.count(); ++k) {
       const PointwiseOperand& o = it.operands[k];
-      const int64_t item = o.made ? 0 : o.item();
-      int64_t element = first * o.stride[outer_];
-      for (int d = 0; d < outer_; ++d) {
-        bytes_[d][k] = o.stride[d] * item;
-        element += index_[d] * o.stride[d];
-      }
+      const int64_t item = o.made ? 0 : o.item(), element = first * o.stride[outer_];
+      for (int d = 0; d < outer_; ++d) bytes_[d][k] = o.stride[d] * item;
       at[k] = o.base + element * item;
       if (!o.made) continue;
       vx::Line& place = places_[k - first_made_];
       place = {element, o.stride[outer_]};
       at[k] = reinterpret_cast<char*>(&place);
     }
+    for (int d = outer_ - 1; d >= 0; --d) {
+      index_[d] = row % it.size[d];
+      row /= it.size[d];
+      move(d, index_[d]);
+    }
   }
   /// `rows` further, all but the last of which are of the last outer dim's.
   void skip(int64_t rows) {
     index_[outer_ - 1] += rows - 1;
-    for (int k = 0; k < it_.count(); ++k) at[k] += (rows - 1) * bytes_[outer_ - 1][k];
+    move(outer_ - 1, rows - 1);
     next();
   }
   void next() {
-    const int n = it_.count();
     for (int d = outer_ - 1; d >= 0; --d) {
-      const int64_t* bytes = bytes_[d];
       const bool on = ++index_[d] < it_.size[d];
-      const int64_t steps = on ? 1 : 1 - it_.size[d];
-      for (int k = 0; k < n; ++k) at[k] += steps * bytes[k];
-      for (int k = first_made_; k < n; ++k) {
-        places_[k - first_made_].first += steps * it_.operands[k].stride[d];
-      }
+      move(d, on ? 1 : 1 - it_.size[d]);
       if (on) return;
       index_[d] = 0;
     }
@@ -84,6 +75,14 @@ class PointwiseRows {
   char* at[kMostPointwise];
 
  private:
+  void move(int d, int64_t steps) {
+    const int64_t* bytes = bytes_[d];
+    const int n = it_.count();
+    for (int k = 0; k < n; ++k) at[k] += steps * bytes[k];
+    for (int k = first_made_; k < n; ++k) {
+      places_[k - first_made_].first += steps * it_.operands[k].stride[d];
+    }
+  }
   const Iteration& it_;
   int outer_, first_made_;
   vx::Line places_[kMaxMade];

@@ -127,37 +127,33 @@ template <class S, bool Tail, class... Y>
 template <class O> inline constexpr bool kLongRow = O::given > 8 && O::Kinds::made == 0;
 inline constexpr int kLongTensors = 4;
 
-template <class F, class V, class O> struct LongRow {
-  static constexpr int given = O::given;
-  /// Whether the first kLongTensors operands go along, and all others stay.
-  static bool fits(const int64_t* step) {
-    bool fits = true;
-    for (int k = 0; k < given; ++k) fits &= step[k] == (k < kLongTensors ? 1 : 0);
-    return fits;
+/// As many whole vectors as there are, if the first kLongTensors operands go along and all others
+/// stay; returns their elements.
+template <class F, class V, class O>
+[[gnu::flatten]] int64_t pointwise_long(char* const* out, const char* const* in,
+                                        const int64_t* step, int64_t n) {
+  for (int k = 0; k < O::given; ++k) {
+    if (step[k] != (k < kLongTensors ? 1 : 0)) return 0;
   }
-  /// As many whole vectors as there are; returns their elements.
-  [[gnu::flatten]] static int64_t run(char* const* out, const char* const* in, int64_t n) {
-    using Type = Num<V>;
-    const auto load = [&](size_t k) {
-      return Type(vx::load(reinterpret_cast<const Lane<V>*>(in[k])));
+  const auto load = [&](size_t k, int64_t i) __attribute__((always_inline)) {
+    return Num<V>(vx::load(reinterpret_cast<const Lane<V>*>(in[k]) + i));
+  };
+  const auto numbers = [&]<size_t... K>(std::index_sequence<K...>) {
+    return std::tuple{load(K + kLongTensors, 0)...};
+  }
+  (std::make_index_sequence<O::given - kLongTensors>{});
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const auto operand = [&](auto k) __attribute__((always_inline)) {
+      if constexpr (k < kLongTensors)
+        return load(k, i);
+      else
+        return std::get<k - kLongTensors>(numbers);
     };
-    const auto numbers = [&]<size_t... K>(std::index_sequence<K...>) {
-      return std::tuple{load(K + kLongTensors)...};
-    }
-    (std::make_index_sequence<given - kLongTensors>{});
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-      const auto operand = [&](auto k) __attribute__((always_inline)) {
-        if constexpr (k < kLongTensors)
-          return Type(vx::load(reinterpret_cast<const Lane<V>*>(in[k]) + i));
-        else
-          return std::get<k - kLongTensors>(numbers);
-      };
-      store_lanes<Lane<V>, false>(out, i, row_outputs<F, O>(operand), 16);
-    }
-    return i;
+    store_lanes<Lane<V>, false>(out, i, row_outputs<F, O>(operand), 16);
   }
-};
+  return i;
+}
 
 // One vector of every operand, `n` lanes of it in a tail, to element i of the outputs. `integers`
 // are the operands that are.
@@ -236,7 +232,7 @@ template <class F, class V, class S, class O, bool Usual>
   for (size_t k = 0; k < std::tuple_size_v<OutputsType<F, O, Num<V>>>; ++k) to[k] = out[k];
   int64_t i = 0;
   if constexpr (kLongRow<O>) {
-    if (LongRow<F, V, O>::fits(step)) i = LongRow<F, V, O>::run(to, at, n);
+    i = pointwise_long<F, V, O>(to, at, step, n);
     for (int k = 0; k < O::given; ++k) at[k] += i / 16 * bytes[k];
   }
   for (; i + 16 <= n; i += 16) {

@@ -15,26 +15,20 @@ static int category(DType t) { return is_floating(t) ? 2 : t == kBool ? 0 : 1; }
 // their category; 0-d tensors, then numbers, only raise the category (bool < integer < floating).
 static DType common_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
-  const auto takes_part = [&](int i) {
-    return !((info.traits.condition | info.integers) >> i & 1);
-  };
-  // Numbers alone are computed in what is made of them: as far as precision matters where they are
-  // written into a tensor (fill_), since float32 has neither all doubles nor all integers.
-  const auto made = static_cast<DType>(c.attrs.dtype);
-  if (c.attrs.dtype != 0xff && (!c.into || made == kFloat64 || is_integer(made))) {
-    bool numbers = true;
-    for (int i = 0; i < c.n_in; ++i) numbers &= !c.in[i] || !takes_part(i);
-    if (numbers) return made;
-  }
   std::optional<DType> best[3], result;  // Of tensors with dims, of 0-d ones, of numbers.
   for (int i = 0; i < c.n_in; ++i) {
-    if (!takes_part(i)) continue;
+    if ((info.traits.condition | info.integers) >> i & 1) continue;
     constexpr DType kinds[] = {kFloat32, kBool, kInt64, kFloat32};
     const TensorImpl* t = c.in[i];
     const DType own = t ? t->dtype : kinds[c.attrs.kind(i)];
     std::optional<DType>& level = best[!t ? 2 : t->ndim > 0 ? 0 : 1];
     level = level ? promote(*level, own) : own;
   }
+  // Numbers alone are computed in what is made of them: as far as precision matters where they are
+  // written into a tensor (fill_), since float32 has neither all doubles nor all integers.
+  const auto made = static_cast<DType>(c.attrs.dtype);
+  const bool exact = c.attrs.dtype != 0xff && (!c.into || made == kFloat64 || is_integer(made));
+  if (exact && !best[0] && !best[1]) return made;
   for (const std::optional<DType>& b : best) {
     if (b && (!result || category(*b) > category(*result))) result = b;
   }

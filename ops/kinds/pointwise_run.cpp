@@ -21,7 +21,24 @@ constexpr int kMost = kMostPointwise;
 enum class Way : uint8_t { Direct, Number, Splat, Tile, Made };
 
 using Buffer = char[kTile * 8];
-using Splat = char[16 * 8];
+using Splat = char[vx::lanes * 8];
+
+// The numbers, each n times. A vector is written for each or more, the last one beyond the end.
+template <class T> void expand_as(char* to, const char* numbers, int64_t rows, int64_t n) {
+  T* p = reinterpret_cast<T*>(to);
+  const T* x = reinterpret_cast<const T*>(numbers);
+  for (int64_t r = 0; r < rows; ++r, p += n) {
+    const auto all = vx::splat(x[r]);
+    for (int64_t i = 0; i < n; i += vx::lanes) vx::store(p + i, all);
+  }
+}
+void expand(size_t item, char* to, const char* numbers, int64_t rows, int64_t n) {
+  const auto all = item == 1   ? expand_as<unsigned char>
+                   : item == 2 ? expand_as<unsigned short>
+                   : item == 4 ? expand_as<int>
+                               : expand_as<long>;
+  all(to, numbers, rows, n);
+}
 
 void load_splat(DType ct, char* to, DType from, const char* src) {
   if (itemsize(ct) == 2 && from != ct) {  // A number.
@@ -31,14 +48,7 @@ void load_splat(DType ct, char* to, DType from, const char* src) {
   } else {
     load_tile(ct, to, from, src, 0, 1);
   }
-  if (itemsize(ct) == 1)
-    std::memset(to, *to, 16);
-  else if (itemsize(ct) == 2)
-    vx::store(reinterpret_cast<uint16_t*>(to), vx::splat(*reinterpret_cast<uint16_t*>(to)));
-  else if (itemsize(ct) == 4)
-    vx::store(reinterpret_cast<int*>(to), vx::splat(*reinterpret_cast<int*>(to)));
-  else
-    vx::store(reinterpret_cast<long*>(to), vx::splat(*reinterpret_cast<long*>(to)));
+  expand(itemsize(ct), to, to, 1, vx::lanes);
 }
 
 // One run along the innermost dim, from the addresses `at`, at most `tile` elements at a time.
@@ -109,27 +119,20 @@ int64_t choose_ways(const Iteration& it, Way* way) {
 // are short.
 constexpr int kMostAcross = 4;
 
-bool lies_across(const Iteration& it, int k, int dim) {
+const int64_t* strides_read(const Iteration& it, int k) {
   const PointwiseOperand& o = it.operands[k];
-  return k >= it.n_out && !o.number && !o.made && o.stride[dim] == 1 &&
-         it.size[dim] >= kAcrossRows && o.stride[it.ndim - 1] >= kAcrossApart;
+  return k < it.n_out || o.number || o.made ? nullptr : o.stride;
 }
 
 // Makes the dim along which an operand lies across the walk the last but one, if there is any.
 bool turn_across(Iteration& it) {
   if (it.info->n_made) return false;
-  for (int k = it.n_out; k < it.count(); ++k) {
-    for (int d = it.ndim - 2; d >= 0; --d) {
-      if (!lies_across(it, k, d)) continue;
-      const auto last_but_one = [&](int64_t* of) {
-        std::rotate(of + d, of + d + 1, of + it.ndim - 1);
-      };
-      last_but_one(it.size);
-      for (int o = 0; o < it.count(); ++o) last_but_one(it.operands[o].stride);
-      return true;
-    }
-  }
-  return false;
+  const int dim =
+      across_dim(it.ndim, it.size, it.count(), [&](int k) { return strides_read(it, k); });
+  if (dim < 0) return false;
+  put_last_but_one(it.size, dim, it.ndim);
+  for (int k = 0; k < it.count(); ++k) put_last_but_one(it.operands[k].stride, dim, it.ndim);
+  return true;
 }
 
 // Rows [begin, end) of the outer dims, of each all n elements, some operands lying across them.
@@ -145,7 +148,8 @@ void run_across(const Iteration& it, int64_t begin, int64_t end, int64_t n) {
   for (int k = 0, used = 0; k < it.count(); ++k) {
     const PointwiseOperand& o = it.operands[k];
     for (int d : {0, 1}) step[d][k] = o.stride[inner - d] * o.item();
-    if (used < kMostAcross && lies_across(it, k, inner - 1)) {
+    const int64_t* const read = strides_read(it, k);
+    if (read && used < kMostAcross && lies_across(it.ndim, it.size, read, inner - 1)) {
       way[k] = Way::Direct;
       block[k] = blocks[used++];
     } else {
@@ -226,15 +230,6 @@ bool choose_short(const Iteration& it, Short* way) {
   return true;
 }
 
-// The numbers, each n times. A vector is written for each or more, the last one beyond the end.
-template <class T> void expand(char* to, const char* numbers, int64_t rows, int64_t n) {
-  T* p = reinterpret_cast<T*>(to);
-  const T* x = reinterpret_cast<const T*>(numbers);
-  for (int64_t r = 0; r < rows; ++r, p += n) {
-    const auto all = vx::splat(x[r]);
-    for (int64_t i = 0; i < n; i += vx::lanes) vx::store(p + i, all);
-  }
-}
 // Of operand k, whose first address is `from`, so many rows as the loop takes them.
 void lay_out(const Iteration& it, int k, Short way, const char* from, char* to, int64_t rows) {
   const PointwiseOperand& o = it.operands[k];
@@ -250,11 +245,7 @@ void lay_out(const Iteration& it, int k, Short way, const char* from, char* to, 
   }
   alignas(64) Buffer numbers;
   load_tile(t, numbers, o.dtype, from, o.stride[inner - 1], rows);
-  const auto all = item == 1   ? expand<unsigned char>
-                   : item == 2 ? expand<unsigned short>
-                   : item == 4 ? expand<int>
-                               : expand<long>;
-  all(to, numbers, rows, n);
+  expand(itemsize(t), to, numbers, rows, n);
 }
 
 void run_short(const Iteration& it, const Short* way, int64_t begin, int64_t end) {

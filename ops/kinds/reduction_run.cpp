@@ -32,8 +32,8 @@ struct Layout : ReductionLayout {
   // Of all rows, where they are direct: from one to the next, and to an element.
   int64_t stride() const { return cols ? row_stride : outer_stride; }
   const char* at(int64_t row, int64_t col) const {
-    int64_t element = (cols ? row % rows : row) * stride() + col;
-    if (cols) element += row / rows * outer_stride;
+    const int64_t n = cols ? rows : 1,
+                  element = row / n * outer_stride + row % n * row_stride + col;
     return base + element * static_cast<int64_t>(itemsize(dtype));
   }
 };
@@ -118,12 +118,6 @@ void run_chunks(const Layout& l, int64_t chunks, int64_t begin, int64_t end, cha
 // few columns, and so is what becomes of the lanes.
 constexpr int64_t kLanes = 4 * vx::lanes, kBesideBytes = 32 << 10, kBesideElements = 2 * kLanes;
 
-// How many are taken together: their accumulators stay in the first-level cache.
-int64_t rows_beside(const Layout& l) {
-  const int64_t most = kBesideBytes / l.width();
-  return std::min(kColumnTile, most / std::min(kLanes, l.rows));
-}
-
 // Elements [from, from + n) of `rows` rows into their lanes.
 void fold_lanes(const Layout& l, int64_t row, int64_t rows, int64_t from, int64_t n, char* lanes) {
   const auto item = static_cast<int64_t>(itemsize(l.dtype)), line = rows * l.width();
@@ -168,7 +162,9 @@ void run_beside(const Layout& l, int64_t row, int64_t rows, int64_t chunk, int64
 }
 
 void drive_beside(const Layout& l, int64_t chunks, char* to) {
-  const int64_t most = rows_beside(l), tiles = (l.outer - 1) / most + 1;
+  // The accumulators of those taken together stay in the first-level cache.
+  const int64_t most = std::min(kColumnTile, kBesideBytes / l.width() / std::min(kLanes, l.rows));
+  const int64_t tiles = (l.outer - 1) / most + 1;
   const int64_t elements = most * std::min(kReduceChunk, l.rows);
   parallel_for(tiles * chunks, std::max<int64_t>(1, kGrain / elements),
                [&](int64_t begin, int64_t end) {
@@ -211,30 +207,26 @@ void drive_rows(Layout& l) {
   });
 }
 
-// to[cols] = the part's blocks one after the other. Of columns that lie along the memory many
-// blocks are read at once.
+// to[cols] = the part's blocks one after the other.
 void run_columns(const Layout& l, ColumnPart p, char* to) {
   alignas(64) char block[kColumnTile * 8];
   Tile tile(l);
-  const int64_t begin = p.row, end = p.row + p.rows;
-  const int64_t together = tile.most / p.cols / kReduceBlock * kReduceBlock;
-  const int64_t step = tile.most / kColumnTile;
+  const int64_t begin = p.row, end = p.row + p.rows, fit = tile.most / p.cols;
+  // So many rows are read at once: blocks, or a part of one.
+  const int64_t read =
+      fit < kReduceBlock ? tile.most / kColumnTile : fit / kReduceBlock * kReduceBlock;
+  const int64_t step = std::min(read, kReduceBlock);
   for (; p.row < end; p.row += kReduceBlock) {
     char* const sum = p.row == begin ? to : block;
     p.rows = std::min(kReduceBlock, end - p.row);
     if (l.folds_in_place()) {
       l.fold->columns(l.at(p.row, p.col), l.row_stride, p.rows, p.cols, true, sum);
-    } else if (l.across) {
-      const int64_t at = (p.row - begin) % together;
-      if (at == 0) {
-        tile.load(l, p.row, std::min(together, end - p.row), p.col, p.cols, p.cols);
-      }
-      l.fold->columns(tile.data + at * p.cols * l.width(), p.cols, p.rows, p.cols, true, sum);
     } else {
       for (int64_t r = 0; r < p.rows; r += step) {
-        const int64_t m = std::min(step, p.rows - r);
-        tile.load(l, p.row + r, m, p.col, p.cols, p.cols);
-        l.fold->columns(tile.data, p.cols, m, p.cols, r == 0, sum);
+        const int64_t row = p.row + r, at = (row - begin) % read;
+        if (at == 0) tile.load(l, row, std::min(read, end - row), p.col, p.cols, p.cols);
+        l.fold->columns(tile.data + at * p.cols * l.width(), p.cols, std::min(step, p.rows - r),
+                        p.cols, r == 0, sum);
       }
     }
     if (sum == block) l.kernels->results.columns(block, 0, 1, p.cols, false, to);

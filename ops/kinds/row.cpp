@@ -241,11 +241,9 @@ static void row_cpu(OpCall& c) {
 
 // --- the differentiable form ---------------------------------------------------------------------
 
-RowTensor row_tensor(const OpCall& c, const Tensor* in, int k) {
-  const RowInfo& info = info_of(c);
-  const RowOperand& o = info.operands[static_cast<size_t>(k)];
-  const RowShape s(c);
-  RowTensor r{.t = {}, .whole = s.x->size_list(), .dims = s.dims};
+RowTensor row_tensor(const RowShape& s, const OpCall& c, const Tensor* in, int k) {
+  const RowOperand& o = info_of(c).operands[static_cast<size_t>(k)];
+  RowTensor r{.t = {}, .rows = &s};
   const auto number = [&](double v) { return full({}, v, compute_type(s.x->dtype), s.x->device); };
   if (o.kind == Operand::Scalar) {
     r.t = number(c.attrs.d(o.word));
@@ -257,21 +255,19 @@ RowTensor row_tensor(const OpCall& c, const Tensor* in, int k) {
   return r;
 }
 
-RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k) {
+RowTensorIds row_tensor_ids(const RowShape& s, const OpCall& c, const Tensor* in, int k) {
   const RowOperand& o = info_of(c).operands[static_cast<size_t>(k)];
-  const RowShape s(c);
   if (!in[o.input].defined()) return {};  // Not read.
   const Tensor given = s.dims ? unsqueeze(in[o.input], -1) : in[o.input];
   const Tensor counted = given != c.attrs.v[o.word];
-  const IntList whole = s.x->size_list();
-  return {{where(counted, given, 0), whole, s.dims}, {counted, whole, s.dims}};
+  return {{where(counted, given, 0), &s}, {counted, &s}};
 }
 
 static void row_decompose(OpCall& c, const Tensor* in) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);
   const m::NumbersAs numbers(compute_type(s.x->dtype));
-  const std::vector<RowTensor> results = info.tensors(c, in);
+  const std::vector<RowTensor> results = info.tensors(s, c, in);
   for (int k = 0; k < c.n_out; ++k) {
     const auto i = static_cast<size_t>(k);
     const Tensor all = RowTensor::as_large_as(results[i].t, s.sizes(info.results[i]));

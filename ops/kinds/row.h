@@ -40,17 +40,6 @@ template <class V, Operand O> auto operand(const RowSource& s, int k, int64_t fi
     return Ids<V>(static_cast<const int64_t*>(s.in[k]) + first, s.ignored[k], &b);
 }
 
-template <class R> inline constexpr bool kIsColumns = false;
-template <class E> inline constexpr bool kIsColumns<Columns<E>> = true;
-template <class R> constexpr Operand result_kind() {
-  if constexpr (kIsColumns<R>)
-    return Operand::Column;
-  else
-    return R::level == Level::Element ? Operand::Each
-           : R::level == Level::Row   ? Operand::PerRow
-                                      : Operand::Number;
-}
-
 // The sums over all rows that an expression is made of: how many there are, and f(each).
 template <class E> inline constexpr int kTotals = 0;
 template <class V, class E> inline constexpr int kTotals<Total<V, E>> = 1;
@@ -76,7 +65,7 @@ template <class F, Operand... O> struct RowKernels {
   static constexpr size_t kResults = std::tuple_size_v<Results<vx::f32>>;
   static constexpr auto kAll = std::make_index_sequence<kResults>{};
   static constexpr auto kKinds = []<class... R>(std::type_identity<std::tuple<R...>>) {
-    return std::array{result_kind<R>()...};
+    return std::array{R::kind...};
   }(std::type_identity<Results<vx::f32>>{});
   static constexpr int kTotals = lanes::kTotals<Results<vx::f32>>;
 
@@ -215,8 +204,8 @@ template <class F, Operand... O> struct RowKernels {
 }  // namespace lanes
 
 /// Operand k of a call whose tensors are `in`, for the differentiable form.
-RowTensor row_tensor(const OpCall& c, const Tensor* in, int k);
-RowTensorIds row_tensor_ids(const OpCall& c, const Tensor* in, int k);
+RowTensor row_tensor(const RowShape& s, const OpCall& c, const Tensor* in, int k);
+RowTensorIds row_tensor_ids(const RowShape& s, const OpCall& c, const Tensor* in, int k);
 
 /// The gradients that several lambdas return, as those of one.
 template <class... G> struct Joined {
@@ -324,9 +313,9 @@ class RowOp : public OpDef {
     (std::make_index_sequence<sizeof...(O)>{});
   }
   template <class F, Operand... O>
-  static std::vector<RowTensor> tensors(const OpCall& c, const Tensor* in) {
-    return results<F, O...>([&](int k) { return row_tensor(c, in, k); },
-                            [&](int k) { return row_tensor_ids(c, in, k); });
+  static std::vector<RowTensor> tensors(const RowShape& s, const OpCall& c, const Tensor* in) {
+    return results<F, O...>([&](int k) { return row_tensor(s, c, in, k); },
+                            [&](int k) { return row_tensor_ids(s, c, in, k); });
   }
   template <class F, Operand... O>
   static std::vector<RowNumbers> oracle(const RowNumbers* in, const RowNumberIds* ids) {

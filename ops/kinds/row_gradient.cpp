@@ -26,8 +26,7 @@ static Tensor as_large_as(const Tensor& g, const IntList& sizes, const OpDef& op
 }
 
 // The input that a gradient which reads no elements needs to know the rows by, as a bit.
-static uint64_t shape_bit(const RowInfo& info) {
-  const RowInfo& gradient = *info.gradient->row;
+static uint64_t shape_bit(const RowInfo& gradient) {
   uint64_t first = 0;
   for (const RowOperand& o : gradient.operands) {
     if (o.kind != Operand::Each) continue;
@@ -48,7 +47,7 @@ static void row_vjp(VjpCall& v) {
   Tensor held[kMaxOutputs];
   const int results = static_cast<int>(info.results.size());
   int last_wanted = 0;
-  const uint64_t uses = info.gradient->row->uses | shape_bit(info);
+  const uint64_t uses = row.row->uses;
   for (int i = 0; i < n.n_in; ++i) {
     const bool used = uses >> i & 1 && n.in[i].saved;
     in[i] = used ? v.borrow_input(i) : nullptr;
@@ -60,8 +59,7 @@ static void row_vjp(VjpCall& v) {
     last_wanted = i;
   }
   for (int k = 0; k < results; ++k) {
-    const bool used = info.gradient->row->uses >> (n.n_in + k) & 1;
-    if (used) held[k] = v.output(k);
+    if (uses >> (n.n_in + k) & 1) held[k] = v.output(k);
     in[n.n_in + k] = held[k].impl();
   }
   in[n.n_in + results] = g.impl();
@@ -77,7 +75,7 @@ static void row_vjp(VjpCall& v) {
 
 void RowOp::attach(RowOp* gradient) {
   info.gradient = gradient;
-  const uint64_t uses = gradient->info.uses | shape_bit(info);
+  const uint64_t uses = gradient->info.uses |= shape_bit(gradient->info);
   // Other results are differentiated as tensors, which takes the operands.
   if (n_out == 1) saves_inputs = static_cast<uint32_t>(uses & ((1u << inputs_) - 1));
   saves_outputs = static_cast<uint32_t>(uses >> inputs_ & ((1u << n_out) - 1));

@@ -4,9 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "ops/kinds/row_readings.h"
+#include "core/op.h"
 
 namespace brrr {
+
+struct RowTensor;
+struct RowNumberIds;
+template <class T> struct RowNumbersOf;
+using RowNumbers = RowNumbersOf<double>;
 
 /// What an operand of a row op is, or a result: the gradient lambda takes it as such an operand.
 enum class Operand : uint8_t {
@@ -49,6 +54,7 @@ struct RowLoops {
   void (*finish)(const RowSource& s, void* const* out) = nullptr;
 };
 
+struct RowShape;
 /// What is known of a row op beside its lambdas.
 struct RowOperand {
   Operand kind;
@@ -58,12 +64,12 @@ struct RowOperand {
 struct RowInfo {
   std::vector<RowOperand> operands;
   std::vector<Operand> results;
-  uint64_t uses = 0;                ///< Bit i: the results depend on input i.
+  uint64_t uses = 0;                ///< Bit i: the results depend on input i, or on its shape.
   int totals = 0;                   ///< Sums over all rows that its results are made of.
   std::vector<const char*> names;   ///< Of the first operands, for messages.
   RowLoops loops[2];                ///< By compute_index.
   const OpDef* gradient = nullptr;  ///< The row of the first operands' gradients.
-  std::vector<RowTensor> (*tensors)(const OpCall& c, const Tensor* in) = nullptr;
+  std::vector<RowTensor> (*tensors)(const RowShape& s, const OpCall& c, const Tensor* in) = nullptr;
   /// Operand k is in[k], or ids[k] for an Id.
   std::vector<RowNumbers> (*oracle)(const RowNumbers* in, const RowNumberIds* ids) = nullptr;
   /// Writes the statements over the operands' ones; an Id's is what `which` of those that read it

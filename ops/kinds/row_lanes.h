@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "ops/kinds/row_info.h"
 #include "ops/kinds/row_kernel.h"
 #include "ops/vocabulary/row.h"
 
@@ -49,6 +50,9 @@ using brrr::operator==, brrr::operator!=, brrr::operator&, brrr::operator|;
 template <class V, Level L> struct Expression {
   using Reading = lanes::Reading<V>;
   static constexpr Level level = L;
+  static constexpr Operand kind = L == Level::Element ? Operand::Each
+                                  : L == Level::Row   ? Operand::PerRow
+                                                      : Operand::Number;  ///< Of a result.
   static constexpr bool chain = false;  ///< A long computation is in it, which may have been kept.
   bool kept() const { return true; }
 };
@@ -187,6 +191,7 @@ template <class V, class F, class... A> inline constexpr bool kIsChain<Chain<V, 
 
 /// The sum over all rows of each column. A result only.
 template <class E> struct Columns {
+  static constexpr Operand kind = Operand::Column;
   static constexpr bool chain = E::chain;
   E x;
   bool kept() const { return x.kept(); }

@@ -20,17 +20,15 @@ void load_across(DType ct, char* to, int64_t pitch, DType dtype, const char* fro
     from = columns;
     stride = rows;
   }
-  const auto turn = [&](const auto* in, auto* out) {
-    tile::transpose(in, stride, n, rows, out, pitch, false);
+  const auto turn = [&](auto element) {
+    using T = decltype(element);
+    tile::transpose(reinterpret_cast<const T*>(from), stride, n, rows, reinterpret_cast<T*>(to),
+                    pitch, false);
   };
-  if (width == 1)
-    turn(reinterpret_cast<const uint8_t*>(from), reinterpret_cast<uint8_t*>(to));
-  else if (width == 2)
-    turn(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<uint16_t*>(to));
-  else if (width == 4)
-    turn(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
-  else
-    turn(reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+  width == 1   ? turn(uint8_t{})
+  : width == 2 ? turn(uint16_t{})
+  : width == 4 ? turn(float{})
+               : turn(double{});
 }
 
 // What is a range of indices in each dim, with the strides of the elements and of their copies.
@@ -71,43 +69,37 @@ const char* StridedMatrix::find(const char* base, int64_t row, int64_t col, int6
   return base + (rows_.offset(row) + cols_.offset(col)) * static_cast<int64_t>(itemsize(dtype_));
 }
 
-// The elements [begin, end) of the dims from `dim` on, whose copies are `pitch` apart, as boxes: a
-// part of the first index, all of several, and a part of the last.
+// The elements [begin, end), whose copies are `pitch` apart, as boxes: each has as many whole
+// indices of a dim as follow one another.
 template <class F>
-void StridedMatrix::Run::boxes(int dim, int64_t begin, int64_t end, int64_t pitch, Box box,
+void StridedMatrix::Run::boxes(int64_t begin, int64_t end, int64_t pitch, const Box& box,
                                const F& f) const {
-  if (begin == end) return;
-  if (dim == sizes.size()) return f(box);
-  int64_t inner = 1;
-  for (int d = dim + 1; d < sizes.size(); ++d) inner *= sizes[d];
-  const int64_t whole = (begin + inner - 1) / inner, stop = end / inner;
-  const auto part = [&](int64_t index, int64_t from, int64_t to) {
+  const int ndim = sizes.size();
+  if (ndim == 0) return f(box);
+  for (int64_t at = begin, next; at < end; at = next) {
+    int64_t inner = 1;  // Elements of an index of dim d: of the outermost one that fits.
+    int d = ndim - 1;
+    for (; d > 0 && at % (inner * sizes[d]) == 0 && at + inner * sizes[d] <= end; --d) {
+      inner *= sizes[d];
+    }
+    const int64_t indices = std::min(sizes[d] - at / inner % sizes[d], (end - at) / inner);
+    next = at + indices * inner;
     Box b = box;
-    b.from += index * strides[dim];
-    b.to += (index * inner + from - begin) * pitch;
-    boxes(dim + 1, from, to, pitch, b, f);
-  };
-  if (whole > stop) return part(stop, begin - stop * inner, end - stop * inner);
-  if (begin < whole * inner) part(whole - 1, begin - (whole - 1) * inner, inner);
-  if (whole < stop) {
-    Box b = box;
-    b.from += whole * strides[dim];
-    b.to += (whole * inner - begin) * pitch;
-    b.dim(stop - whole, strides[dim], inner * pitch);
-    int64_t apart = inner;
-    for (int d = dim + 1; d < sizes.size(); ++d) {
-      apart /= sizes[d];
-      b.dim(sizes[d], strides[d], apart * pitch);
+    b.from += offset(at);
+    b.to += (at - begin) * pitch;
+    b.dim(indices, strides[d], inner * pitch);
+    while (++d < ndim) {
+      inner /= sizes[d];
+      b.dim(sizes[d], strides[d], inner * pitch);
     }
     f(b);
   }
-  if (stop * inner < end) part(stop, 0, end - stop * inner);
 }
 
 void StridedMatrix::load(const char* base, DType ct, int64_t row, int64_t rows, int64_t col,
                          int64_t cols, char* to, int64_t pitch) const {
-  rows_.boxes(0, row, row + rows, pitch, {}, [&](const Box& of_rows) {
-    cols_.boxes(0, col, col + cols, 1, of_rows, [&](Box b) { load(base, ct, b, to); });
+  rows_.boxes(row, row + rows, pitch, {}, [&](const Box& of_rows) {
+    cols_.boxes(col, col + cols, 1, of_rows, [&](Box b) { load(base, ct, b, to); });
   });
 }
 
@@ -118,11 +110,7 @@ void StridedMatrix::load(const char* base, DType ct, Box& b, char* to) const {
   to += b.to * width;
   b.ndim = merge_dims(b.ndim, b.size, 2, -1, [&](int k) { return k == 0 ? b.in : b.out; });
   if (b.out[b.ndim - 1] != 1) b.dim(1, 1, 1);
-  int last = b.ndim - 1, across = -1;
-  for (int d = 0; d < last; ++d) {
-    const bool lies_across = b.in[d] == 1 && b.size[d] >= kAcrossRows;
-    if (lies_across && std::abs(b.in[last]) >= kAcrossApart) across = d;
-  }
+  const int last = b.ndim - 1, across = across_dim(b.ndim, b.size, 1, [&](int) { return b.in; });
   const int64_t n = b.size[last], stride = b.in[last];
   int64_t outer = 1, rows = 1, pitch = 0;
   if (across >= 0) {

@@ -18,16 +18,14 @@ struct Counts {
   double over(double rows, double n) const { return of[0] + rows * (of[1] + n * of[2]); }
 };
 
-// What stands for a Weight or a Bias that is not there, in programs, too (ops/program/build.cpp):
-// nothing is done with it. Numbers of formulas have other texts.
-const char* absent_text(Operand kind) { return kind == Operand::Weight ? "1" : "-0.0"; }
+// The operand that a Weight or a Bias is which is not there: nothing is done with it.
+constexpr int kAbsent = -1;
 
 Counts count(const Statements& list) {
   Counts all;
   const auto absent = [&](int k) {
     const Statement& s = list[static_cast<size_t>(k)];
-    return s.kind == Statement::Constant &&
-           (s.text == absent_text(Operand::Weight) || s.text == absent_text(Operand::Bias));
+    return s.kind == Statement::Operand && s.which == kAbsent;
   };
   for (const Statement& s : list) {
     all.cost += s.cost;
@@ -64,8 +62,8 @@ Counts count(const OpDef& op, uint64_t bits) {
     for (size_t k = 0; k < op.row->operands.size(); ++k) {
       const auto [kind, input, word] = op.row->operands[k];
       const bool absent = is_shared(kind) && bits >> input & 1;
-      in[k] = absent ? scope.add({Statement::Constant, kFloat32, -1, absent_text(kind)})
-                     : operand(static_cast<int>(k), varies(kind));
+      in[k] =
+          absent ? operand(kAbsent, Statement::Never) : operand(static_cast<int>(k), varies(kind));
     }
     op.row->symbols(in);
   } else if (op.reduction) {

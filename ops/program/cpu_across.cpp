@@ -1,8 +1,6 @@
 // The CPU's kernel of a walk over elements that reads some operands across: what lies side by side
 // in these belongs to rows one after the other. They are turned block by block, as an eager call's
 // are (ops/kinds/strided_matrix.h), by the library's own function.
-#include <algorithm>
-
 #include "ops/kinds/strided_matrix.h"
 #include "ops/program/cpu_text.h"
 
@@ -10,36 +8,33 @@ namespace brrr::program {
 
 namespace {
 
-bool lies_across(const Program& p, const Window& w, int dim) {
-  const int inner = p.space.ndim - 1;
-  return w.in_memory() && !w.stored && w.stride[inner] >= kAcrossApart && w.stride[dim] == 1 &&
-         p.space.size[dim] >= kAcrossRows;
+const int64_t* strides_read(const Window& w) {
+  return w.in_memory() && !w.stored ? w.stride : nullptr;
 }
 
 // The dim along which a window lies across the walk; -1: none does.
 int across_dim(const Program& p) {
-  for (const Window& w : p.windows) {
-    for (int d = p.space.ndim - 2; d >= 0; --d) {
-      if (lies_across(p, w, d)) return d;
-    }
-  }
-  return -1;
+  return brrr::across_dim(p.space.ndim, p.space.size, static_cast<int>(p.windows.size()),
+                          [&](int k) { return strides_read(p.window(k)); });
 }
 
 // The same with that dim the last but one.
 Program turned(Program p) {
-  const int dim = across_dim(p), inner = p.space.ndim - 1;
-  const auto last_but_one = [&](int64_t* of) { std::rotate(of + dim, of + dim + 1, of + inner); };
-  last_but_one(p.space.size);
-  for (Window& w : p.windows) last_but_one(w.stride);
+  const int dim = across_dim(p);
+  put_last_but_one(p.space.size, dim, p.space.ndim);
+  for (Window& w : p.windows) put_last_but_one(w.stride, dim, p.space.ndim);
   return p;
+}
+// Of a walk that is turned.
+bool lies_across(const Program& p, const Window& w) {
+  const int64_t* const read = strides_read(w);
+  return read && brrr::lies_across(p.space.ndim, p.space.size, read, p.space.ndim - 2);
 }
 
 // What the text of elements sees: windows that lie across as their blocks have them.
 Program in_blocks(Program p) {
-  const int inner = p.space.ndim - 1;
   for (Window& w : p.windows) {
-    if (lies_across(p, w, inner - 1)) w.stride[inner] = 1;
+    if (lies_across(p, w)) w.stride[p.space.ndim - 1] = 1;
   }
   return p;
 }
@@ -52,7 +47,7 @@ class AcrossWalk : public CpuText {
       if (!window(w).touched()) continue;
       touched_.insert(w);
       const int64_t* stride = window(w).stride;
-      if (lies_across(p, p.window(w), inner_ - 1))
+      if (lies_across(p, p.window(w)))
         across_.insert(w);
       else if (stride[inner_] || stride[inner_ - 1])
         flat_ &= stride[inner_] == 1 && stride[inner_ - 1] == n_;

@@ -155,29 +155,25 @@ BLOCK_KERNEL(arg_rows, ArgArguments, 256) {
 template <bool kMax> void arg_cuda(OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (y.numel == 0) return;
-  const Tensor last = with_last(x, reduced_dim(c.attrs));
-  const DenseInput in(last.impl(), x.dtype);
+  const Tensor rows = with_last(x, reduced_dim(c.attrs));
+  const DenseInput in(rows.impl(), x.dtype);
   const DType compute = compute_type(x.dtype);
   Variant v{.t = x.dtype, .n = kMax};
   ArgArguments a{in.as<char>(), nullptr, nullptr, nullptr, y.numel, x.numel / y.numel, 1};
   std::vector<Tensor> winners;
-  while (a.n > kChunk) {
-    a.chunks = (a.n + kChunk - 1) / kChunk;
-    const Tensor at = raw_empty({a.rows, a.chunks}, kInt64, x.device),
-                 value = raw_empty({a.rows, a.chunks}, compute, x.device);
-    a.winner = at.impl()->data();
-    a.value = value.impl()->data();
+  const auto room = [&](DType t) {
+    return winners.emplace_back(raw_empty({a.rows, a.chunks}, t, x.device)).impl()->data();
+  };
+  for (bool last = false; !last; a.n = a.chunks) {
+    a.chunks = blocks_for(a.n, kChunk);
+    last = a.chunks == 1;
+    a.winner = last ? y.data() : room(kInt64);
+    a.value = last ? nullptr : room(compute);
     run_kernel(arg_rows_kernel, v, {blocks_for(a.rows * a.chunks, 8)}, a);
-    winners.insert(winners.end(), {at, value});
     a.at = a.winner;
     a.x = a.value;
-    a.n = a.chunks;
     v.t = compute;
   }
-  a.chunks = 1;
-  a.winner = y.data();
-  a.value = nullptr;
-  run_kernel(arg_rows_kernel, v, {blocks_for(a.rows, 8)}, a);
 }
 
 // ReductionAttrs with a mask of one bit.

@@ -33,14 +33,10 @@ void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const
     draw = {DropoutRate(o.attrs.dropout), words[0], words[key->strides[0]]};
   }
   const int64_t work = o.queries * o.keys * (o.width + o.depth) + 1;
-  const int64_t room = attention_room(o.width, o.depth);
-  const Tensor rooms = room ? raw_empty({o.heads * room}, compute, kCPU) : Tensor();
   const auto run = [&]<class T>(T) {
     parallel_for(o.heads, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        AttentionHead<T> head(o, i, draw ? &*draw : nullptr);
-        if (room) head.room = reinterpret_cast<T*>(rooms.impl()->data()) + i * room;
-        f(head, i);
+      for (; begin < end; ++begin) {
+        f(AttentionHead<T>(o, begin, draw ? &*draw : nullptr), begin);
       }
     });
   };
@@ -94,12 +90,11 @@ void attention_backward_cpu(OpCall& c) {
   dv.finish();
 }
 
-// Rooms of wide heads, and copies of what is not rows of the dtype computed in.
+// Copies of what is not rows of the dtype computed in.
 int64_t attention_scratch(const OpCall& c) {
-  const AttentionSizes o(c);
   const DType compute = compute_type(c.in[Q]->dtype);
   const auto item = static_cast<int64_t>(itemsize(compute));
-  int64_t bytes = scratch_for(o.heads * attention_room(o.width, o.depth), item);
+  int64_t bytes = 0;
   for (int i = 0; i < c.n_in; ++i) {
     const bool rows = i != Max && i != Sum && i != Key;
     const bool copied = rows ? MatrixInput::is_copied(c.in[i], compute, i == Mask)
@@ -250,7 +245,7 @@ void attention_vjp(VjpCall& v) {
   const Tensor in[] = {saved(Q), saved(K), saved(V), saved(Mask), saved(Key)};
   if (v.needs(Q) || v.needs(K) || v.needs(V)) {
     const Tensor out = heads_outside(v.output(0), attrs), max = v.output(1), sum = v.output(2);
-    Outputs d = call_outputs(attention_backward_op,
+    Outputs d = call_outputs(attention_backward_op, attention_backward_op.n_out,
                              {in[Q], in[K], in[V], in[Mask], in[Key], out, max, sum, g}, attrs);
     for (int i : {Q, K, V}) v.gin[i] = heads_outside(d[static_cast<size_t>(i)], attrs);
   }
@@ -310,7 +305,8 @@ IntList matrices(IntList leading, int64_t rows, int64_t cols) {
   leading.push_back(cols);
   return leading;
 }
-Tensor broadcast(const Tensor& t, const IntList& sizes) {
+Tensor broadcast(const Tensor& t, const IntList& batch) {
+  const IntList sizes = matrices(batch, t.size(-2), t.size(-1));
   return t.sizes() == sizes ? t : expand(t, sizes);
 }
 
@@ -321,16 +317,13 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
   const Tensor q = autocast_operand(query), k = autocast_operand(keys_in),
                v = autocast_operand(value);
   check_attention(q, k, v, o);
-  const int64_t queries = q.size(-2), keys = k.size(-2), width = q.size(-1);
   IntList batch = broadcast_shapes(kName, leading(q), leading(k));
   batch = broadcast_shapes(kName, batch, leading(v));
-  const Tensor a = broadcast(q, matrices(batch, queries, width)),
-               b = broadcast(k, matrices(batch, keys, width)),
-               c = broadcast(v, matrices(batch, keys, v.size(-1)));
+  const Tensor a = broadcast(q, batch), b = broadcast(k, batch), c = broadcast(v, batch);
   Tensor mask = o.mask;
   if (mask.defined()) {
     if (mask.dtype() != kBool) mask = mask.to(compute_type(q.dtype()));
-    const IntList scores = matrices(batch, queries, keys);
+    const IntList scores = matrices(batch, q.size(-2), k.size(-2));
     bool fits = mask.dim() <= scores.size();
     for (int d = 1; fits && d <= mask.dim(); ++d) {
       fits = mask.size(-d) == 1 || mask.size(-d) == scores[scores.size() - d];
@@ -338,12 +331,12 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& keys_in, 
     BRRR_CHECK(fits,
                "{}: the mask {} does not broadcast to the scores {}; give it their last dims, or 1",
                kName, describe(mask.impl()), to_string(scores));
-    mask = broadcast(mask, scores);
+    if (mask.sizes() != scores) mask = expand(mask, scores);
   }
   const double p = o.training ? o.dropout : 0;
   const Tensor key = p > 0 ? draw_key(q.device()) : Tensor();
-  const double root = std::sqrt(static_cast<double>(width));
-  const double scale = o.scale != 0 ? o.scale : width > 0 ? 1 / root : 1;
+  const auto width = static_cast<double>(q.size(-1));
+  const double scale = o.scale != 0 ? o.scale : width > 0 ? 1 / std::sqrt(width) : 1;
   const AttentionAttrs attrs{o.causal, scale, p, is_by_length(a)};
   return heads_outside(call(attention_op, {a, b, c, mask, key}, attrs), attrs);
 }

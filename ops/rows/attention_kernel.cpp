@@ -9,7 +9,8 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kKeys = 128;  // With kQueries the largest tile, multiples of 16.
+constexpr int64_t kQueries = 32, kKeys = 128;  // The largest tile, multiples of 16.
+constexpr int64_t kWide = 256;                 // Columns of queries that are transposed at a time.
 
 template <class T> using Vec = std::conditional_t<sizeof(T) == 4, vx::f32, vx::f64>;
 
@@ -54,13 +55,11 @@ template <class T> BRRR_VX void product(tile::Tile<T> t, int64_t m, int64_t n) {
 
 // A block of up to kQueries rows transposed: [cols, lanes], zeros beyond the rows.
 template <class T>
-const T* transposed(const RowMatrix<const T>& from, int64_t row, int64_t rows, int64_t cols,
-                    int64_t lanes, T* to) {
+void transpose(const T* from, int64_t from_row, int64_t rows, int64_t cols, int64_t lanes, T* to) {
   for (int64_t j = 0; rows < lanes && j < cols; ++j) {
     std::fill(to + j * lanes + rows, to + (j + 1) * lanes, T(0));
   }
-  tile::transpose(from.at(row), from.row, rows, cols, to, lanes, false);
-  return to;
+  tile::transpose(from, from_row, rows, cols, to, lanes, false);
 }
 
 // --- a tile of scores ----------------------------------------------------------------------------
@@ -165,18 +164,22 @@ BRRR_VX vx::Parts<Vec<T>> score(const AttentionHead<T>& h, const Place& p, int64
   return x;
 }
 
-// The tile: products of its keys, or values, with the queries' columns q: [cols, width] x [width,
-// lanes].
+// The tile: products of its keys, or values, with the queries q transposed: [cols, width] x [width,
+// lanes]. `room` is for kWide columns, which may be `there` from the tile before if they are all.
 template <class T>
-void by_pairs(const AttentionHead<T>& h, const Place& p, const RowMatrix<const T>& a, const T* q,
-              int64_t width, T* s) {
-  for_keys(h, p, [&](int64_t key, int64_t n, int64_t lane) {
-    const int64_t from = lane / 16 * 16;
-    const T* left = a.at(p.col + key);
-    product<T>(
-        {width, left, a.row, 1, q + from, p.lanes, s + key * p.lanes + from, p.lanes, 0, false}, n,
-        p.lanes - from);
-  });
+void by_pairs(const AttentionHead<T>& h, const Place& p, const RowMatrix<const T>& a,
+              const RowMatrix<const T>& q, int64_t width, T* room, bool there, T* s) {
+  for (int64_t from = 0; from == 0 || from < width; from += kWide) {
+    const int64_t n = std::min(kWide, width - from);
+    if (!there || width > kWide) transpose(q.at(p.row) + from, q.row, p.rows, n, p.lanes, room);
+    for_keys(h, p, [&](int64_t key, int64_t keys, int64_t lane) {
+      const int64_t first = lane / 16 * 16;
+      const T* left = a.at(p.col + key) + from;
+      T* to = s + key * p.lanes + first;
+      product<T>({n, left, a.row, 1, room + first, p.lanes, to, p.lanes, 0, from > 0}, keys,
+                 p.lanes - first);
+    });
+  }
 }
 
 // C (+)= S B, where S is the tile by queries: [rows, cols] x [cols, n].
@@ -297,21 +300,19 @@ void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, co
 template <class T>
 void attention_forward(const AttentionHead<T>& h, RowMatrix<T> out, T* max, T* sum) {
   alignas(64) T s[kQueries * kKeys];
-  alignas(64) T stack[kQueries * kWide];
-  T* const queries = h.room ? h.room : stack;
+  alignas(64) T room[kQueries * kWide];
   Modifiers<T> by;
   Running<T> now;
   for (int64_t row = 0; row < h.queries; row += kQueries) {
     const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
     const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
-    const T* q = transposed(h.q, row, rows, h.width, lanes, queries);
     const RowMatrix<T> o{out.at(row), out.row};
     std::fill_n(now.max, kQueries, -static_cast<T>(__builtin_inf()));
     std::fill_n(now.sum, kQueries, T(0));
     if (keys == 0) clear(o, rows, h.depth);
     for (int64_t col = 0; col < keys; col += kKeys) {
       const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
-      by_pairs(h, p, h.k, q, h.width, s);
+      by_pairs(h, p, h.k, h.q, h.width, room, col > 0, s);
       by.fill(h, p);
       weigh(h, p, by, s, now);
       for (int64_t r = 0; col && r < rows; ++r) scale_row(o.at(r), now.fade[r], h.depth);
@@ -330,9 +331,7 @@ template <class T>
 void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d) {
   alignas(64) T s[kQueries * kKeys];
   alignas(64) T ds[kQueries * kKeys];
-  alignas(64) T stack[2][kQueries * kWide];
-  T* const queries = h.room ? h.room : stack[0];
-  T* const gradients = h.room ? h.room + kQueries * h.width : stack[1];
+  alignas(64) T room[kQueries * kWide];
   Modifiers<T> by;
   if (h.keys == 0) clear(d.dq, h.queries, h.width);
   if (h.keys > kKeys) along_weights(h, d);
@@ -343,8 +342,8 @@ void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d
       const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
       const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
       const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
-      by_pairs(h, p, h.k, transposed(h.q, row, rows, h.width, lanes, queries), h.width, s);
-      by_pairs(h, p, h.v, transposed(d.g, row, rows, h.depth, lanes, gradients), h.depth, ds);
+      by_pairs(h, p, h.k, h.q, h.width, room, false, s);
+      by_pairs(h, p, h.v, d.g, h.depth, room, false, ds);
       by.fill(h, p);
       weigh_backward(h, d, p, by, s, ds);
       by_keys(h, p, s, {d.g.at(row), d.g.row}, dv, h.depth, known);

@@ -116,14 +116,6 @@ template <class T> RowMatrix<const T> matrix_of(const MatrixInput& m, int64_t he
   return {m.at<T>(head), m.row()};
 }
 
-/// The CPU's kernels transpose kQueries rows at a time: on the stack, or where a head is wider than
-/// kWide in AttentionHead::room.
-inline constexpr int64_t kQueries = 32, kWide = 256;
-/// Elements of a head's room.
-constexpr int64_t attention_room(int64_t width, int64_t depth) {
-  return width > kWide || depth > kWide ? kQueries * (width + depth) : 0;
-}
-
 template <class T> struct AttentionHead : AttentionSizes {
   RowMatrix<const T> q, k, v;  ///< [queries, width], [keys, width], [keys, depth]
   const uint8_t* allowed;      ///< Of each score whether it counts, or
@@ -131,7 +123,6 @@ template <class T> struct AttentionHead : AttentionSizes {
   int64_t mask_row, mask_col;
   bool causal;
   T scale;
-  T* room = nullptr;  ///< attention_room() elements, if any.
   const DropoutDraw* dropout;
   int64_t element;  ///< Of the dropout mask's elements the head's first.
 

@@ -118,16 +118,12 @@ BRRR_DEVICE_STRUCT(CumsumArguments, {
   int reverse;
 });
 
-// nothing() + x is x, for -0 too.
+// none() + x is x, for -0 too.
 constexpr char kCumsumText[] = R"(
-BRRR_VX f32 nothing(f32) { return f32(-0.0f); }
-BRRR_VX f64 nothing(f64) { return f64(-0.0); }
-BRRR_VX i64 nothing(i64) { return i64(0); }
-BRRR_VX f32 widened(f32 x) { return x; }
-BRRR_VX f64 widened(f64 x) { return x; }
-BRRR_VX i64 widened(i32 x) { return to_i64(x); }
-BRRR_VX i64 widened(i64 x) { return x; }
-BRRR_VX UCV element(const CumsumArguments& p, long i) { return widened(get((const T*)p.x + i)); }
+BRRR_VX UCV none() { return UCV((UC)-0.0); }
+BRRR_VX UCV element(const CumsumArguments& p, long i) {
+  return UCV((UC)get((const T*)p.x + i)[0]);
+}
 // The place in the line of the i-th element that is summed.
 BRRR_VX long place(const CumsumArguments& p, long i) { return p.reverse ? p.n - 1 - i : i; }
 )";
@@ -138,13 +134,12 @@ EACH_KERNEL(cumsum_columns, CumsumArguments, 256, at, p.outer * p.chunks * p.inn
   const long chunk = at / p.inner % p.chunks;
   const long line = at / p.inner / p.chunks * p.n * p.inner + at % p.inner;
   const long begin = chunk * p.chunk, end = p.n - begin < p.chunk ? p.n : begin + p.chunk;
-  const UCV none = nothing(UCV());
-  const UCV before = chunk && p.before ? splat(((const UC*)p.before)[at - p.inner]) : none;
-  UCV sum = none;
+  const UCV before = chunk && p.before ? splat(((const UC*)p.before)[at - p.inner]) : none();
+  UCV sum = none();
   for (long i = begin; i < end; i += 8) {  // The loads of 8 elements do not wait for stores.
     UCV v[8];
     for (int u = 0; u < 8; ++u) {
-      v[u] = i + u < end ? element(p, line + place(p, i + u) * p.inner) : none;
+      v[u] = i + u < end ? element(p, line + place(p, i + u) * p.inner) : none();
     }
     for (int u = 0; u < 8 && i + u < end; ++u) {
       sum = sum + v[u];
@@ -163,11 +158,10 @@ BLOCK_KERNEL(cumsum_rows, CumsumArguments, 256) {
   __shared__ UC warps[8];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const long chunk = blockIdx.x % p.chunks, line = blockIdx.x / p.chunks * p.n;
-  const UCV none = nothing(UCV());
   for (int u = 0; u < 8; ++u) {
     const int j = u * 256 + thread;
     const long i = chunk * 2048 + j;
-    store(room + j + j / 8, i < p.n ? element(p, line + place(p, i)) : none);
+    store(room + j + j / 8, i < p.n ? element(p, line + place(p, i)) : none());
   }
   __syncthreads();
   UCV sum[8];
@@ -181,14 +175,14 @@ BLOCK_KERNEL(cumsum_rows, CumsumArguments, 256) {
   if (lane == 31) store(warps + warp, all);
   const UCV left = splat(shuffle(all[0], (lane - 1) & 31));
   __syncthreads();
-  UCV before = none;
+  UCV before = none();
   for (int w = 0; w < warp; ++w) before = before + splat(warps[w]);
   if (p.totals) {
     if (thread == 255) store((UC*)p.totals + blockIdx.x, before + all);
     return;
   }
   if (lane > 0) before = before + left;
-  const UCV carry = chunk && p.before ? splat(((const UC*)p.before)[blockIdx.x - 1]) : none;
+  const UCV carry = chunk && p.before ? splat(((const UC*)p.before)[blockIdx.x - 1]) : none();
   for (int u = 0; u < 8; ++u) store(room + thread * 9 + u, carry + (before + sum[u]));
   __syncthreads();
   for (int u = 0; u < 8; ++u) {

@@ -185,7 +185,7 @@ struct BeginAttrs {
   int64_t bucket, member, absent, used;
 };
 struct EndAttrs {
-  int64_t bucket, member, used, last;
+  int64_t bucket, used, last;
 };
 
 // The memory that the sum will be in; the planner has given a copy another one.
@@ -352,8 +352,7 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
       for (const Tensor& t : before(members[first + k])) all.push_back(t);
     }
     const auto attrs = [&](size_t k) {
-      return EndAttrs{b.id, static_cast<int64_t>(place_[members[first + k]].second), once(),
-                      compares && first + k + 1 == members.size()};
+      return EndAttrs{b.id, once(), compares && first + k + 1 == members.size()};
     };
     // Every member is an operand of the first call, and that call's result of every other: they
     // come after all that began, and before all that uses a sum.

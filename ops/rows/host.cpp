@@ -33,7 +33,7 @@ static Tensor dense_on(Device target, const Tensor& t) {
   const size_t item = itemsize(f.dtype), bytes = static_cast<size_t>(f.numel) * item;
   void* const to = copy.impl()->data();
   if (s.early && s.early_version == s.version) {
-    gpu.graphs->read(s.early, to, static_cast<size_t>(f.offset) * item, bytes);
+    device_queue::read(*s.early, to, static_cast<size_t>(f.offset) * item, bytes);
     return copy;
   }
   std::unique_lock lock(lending(), std::defer_lock);

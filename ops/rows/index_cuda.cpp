@@ -15,18 +15,9 @@ namespace {
 constexpr int64_t kFew = 64;  // Positions that are searched rather than sorted.
 constexpr int kLongNumbers = 1 << 8, kWideEntries = 1 << 9;  // Bits of N, see below.
 
-// A Walk. Strides count units: elements, or several where a slice's elements lie side by side.
-// `list` is the index, or sorted entries; it has `count` positions along the indexed dim.
-BRRR_DEVICE_STRUCT(WalkArguments, {
-  char *big, *small;
-  const char* list;
-  char* fault;
-  long op, n, limit, count, big_step, small_step, list_step;
-  int ndim, dim;
-  long size[8], big_stride[8], small_stride[8], list_stride[8];
-});
-static_assert(kMaxDims == 8);
-
+// A walk's strides count units here: elements, or several where a slice's elements lie side by
+// side. Its list is the index, or sorted entries.
+//
 // N: the low bits are the bytes (pick) or elements (sums) of a unit; then whether unit numbers need
 // 64 bits, and whether entries are wide.
 constexpr char kPlaceText[] = R"(
@@ -38,7 +29,7 @@ using Number = NumberOf<(N & 256) != 0>::type;
 struct Place {
   long big, small, list, at;
 };
-BRRR_VX Place place(const WalkArguments& p, Number i) {
+BRRR_VX Place place(const Walk& p, Number i) {
   Place q = {0, 0, 0, 0};
   for (int d = p.ndim - 1; d >= 0; --d) {
     const Number size = (Number)p.size[d], rest = d ? i / size : 0;
@@ -47,24 +38,24 @@ BRRR_VX Place place(const WalkArguments& p, Number i) {
     if (d == p.dim) {
       q.at = at;
     } else {
-      q.big += at * p.big_stride[d];
-      q.small += at * p.small_stride[d];
-      q.list += at * p.list_stride[d];
+      q.big += at * p.big[d];
+      q.small += at * p.small[d];
+      q.list += at * p.index[d];
     }
   }
   return q;
 }
 )";
 
-constexpr DeviceKernel pick_kernel{"pick", WalkArgumentsText, 256, {kUnitText, kPlaceText, R"(
+constexpr DeviceKernel pick_kernel{"pick", WalkText, 256, {kUnitText, kPlaceText, R"(
 using Unit = UnitOf<N & 255>::type;
 
-EACH_KERNEL(pick, WalkArguments, 256, i, p.n) {
+EACH_KERNEL(pick, Walk, 256, i, p.n) {
   const Place q = place(p, (Number)i);
-  const long k = ((const long*)p.list)[q.list + q.at * p.list_step];
+  const long k = p.at[q.list + q.at * p.index[p.dim]];
   Unit x = {};
-  if (in_range(p.fault, k, p.limit, p.op)) x = ((const Unit*)p.big)[q.big + k * p.big_step];
-  ((Unit*)p.small)[q.small + q.at * p.small_step] = x;
+  if (in_range(p.fault, k, p.limit, p.op)) x = ((const Unit*)p.big_data)[q.big + k * p.big[p.dim]];
+  ((Unit*)p.small_data)[q.small + q.at * p.small[p.dim]] = x;
 }
 )"}};
 
@@ -91,21 +82,21 @@ BRRR_VX void put_sum(Unit* to, const Sum& s) {
 }
 )";
 
-constexpr DeviceKernel add_few_kernel{
-    "add_few", WalkArgumentsText, 256, {kPlaceText, kUnitSumText, R"(
-EACH_KERNEL(add_few, WalkArguments, 256, i, p.n) {
+constexpr DeviceKernel add_few_kernel{"add_few", WalkText, 256, {kPlaceText, kUnitSumText, R"(
+EACH_KERNEL(add_few, Walk, 256, i, p.n) {
   const Place q = place(p, (Number)i);
-  const long* list = (const long*)p.list + q.list;
-  const long k = list[q.at * p.list_step];
+  const long* list = p.at + q.list;
+  const long count = p.size[p.dim], step = p.index[p.dim];
+  const long k = list[q.at * step];
   if (!in_range(p.fault, k, p.limit, p.op)) return;
   for (long j = 0; j < q.at; ++j) {
-    if (list[j * p.list_step] == k) return;
+    if (list[j * step] == k) return;
   }
-  Unit* to = (Unit*)p.big + q.big + k * p.big_step;
-  const Unit* from = (const Unit*)p.small + q.small;
+  Unit* to = (Unit*)p.big_data + q.big + k * p.big[p.dim];
+  const Unit* from = (const Unit*)p.small_data + q.small;
   Sum sum = sum_from(to);
-  for (long j = q.at; j < p.count; ++j) {
-    if (list[j * p.list_step] == k) add(sum, from[j * p.small_step]);
+  for (long j = q.at; j < count; ++j) {
+    if (list[j * step] == k) add(sum, from[j * p.small[p.dim]]);
   }
   put_sum(to, sum);
 }
@@ -113,23 +104,24 @@ EACH_KERNEL(add_few, WalkArguments, 256, i, p.n) {
 
 // Positions out of range have been noted; they lie last.
 constexpr DeviceKernel add_sorted_kernel{
-    "add_sorted", WalkArgumentsText, 256, {kEntryText, kPlaceText, kUnitSumText, R"(
+    "add_sorted", WalkText, 256, {kEntryText, kPlaceText, kUnitSumText, R"(
 using Entry = EntryOf<(N & 512) != 0>::type;
-EACH_KERNEL(add_sorted, WalkArguments, 256, i, p.n) {
+EACH_KERNEL(add_sorted, Walk, 256, i, p.n) {
   const Place q = place(p, (Number)i);
-  const Entry* list = (const Entry*)p.list + q.list;
+  const Entry* list = (const Entry*)p.at + q.list;
   const long k = (long)key_of(list[q.at]);
   if (k >= p.limit || (q.at > 0 && (long)key_of(list[q.at - 1]) == k)) return;
-  Unit* to = (Unit*)p.big + q.big + k * p.big_step;
-  const Unit* from = (const Unit*)p.small + q.small;
+  Unit* to = (Unit*)p.big_data + q.big + k * p.big[p.dim];
+  const Unit* from = (const Unit*)p.small_data + q.small;
+  const long count = p.size[p.dim], step = p.small[p.dim];
   Sum sum = sum_from(to);
   int found = 4;
   for (long j = q.at; found == 4; j += 4) {
     Unit x[4] = {};  // Loads that do not wait for each other.
     found = 0;
     for (int u = 0; u < 4; ++u) {
-      if (found < u || j + u >= p.count || (long)key_of(list[j + u]) != k) continue;
-      x[u] = from[position_of(list[j + u]) * p.small_step];
+      if (found < u || j + u >= count || (long)key_of(list[j + u]) != k) continue;
+      x[u] = from[position_of(list[j + u]) * step];
       found = u + 1;
     }
     for (int u = 0; u < 4; ++u) {
@@ -175,77 +167,65 @@ int64_t unit_of(const Walk& w, const TensorImpl& big, const TensorImpl& small) {
          bytes;
 }
 
-WalkArguments arguments(const OpCall& c, const Walk& w, int64_t unit, const TensorImpl& big,
-                        const TensorImpl& small) {
-  WalkArguments a{};
-  a.big = big.data();
-  a.small = small.data();
-  a.list = reinterpret_cast<const char*>(w.at);
-  a.fault = device_fault();
-  a.op = fault_op(c);
-  a.n = small.numel / unit;
-  a.limit = big.ndim ? big.sizes[dim_of(c.attrs)] : 1;
-  a.count = w.size[w.dim];
-  a.ndim = w.ndim;
-  a.dim = w.dim;
-  const auto units = [&](int d, int64_t stride) {
-    return d == w.ndim - 1 ? stride : stride / unit;
-  };
-  for (int d = 0; d < w.ndim; ++d) {
-    a.size[d] = d == w.ndim - 1 ? w.size[d] / unit : w.size[d];
-    a.big_stride[d] = units(d, w.big[d]);
-    a.small_stride[d] = units(d, w.small[d]);
-    a.list_stride[d] = w.index[d];
-  }
-  a.big_step = a.big_stride[w.dim];
-  a.small_step = a.small_stride[w.dim];
-  a.list_step = a.list_stride[w.dim];
-  return a;
+Walk in_units(const OpCall& c, Walk w, int64_t unit, const TensorImpl& big,
+              const TensorImpl& small) {
+  const int last = w.ndim - 1;
+  w.size[last] /= unit;
+  for (int d = 0; d < last; ++d) w.big[d] /= unit, w.small[d] /= unit;
+  w.big_data = big.data();
+  w.small_data = small.data();
+  w.fault = device_fault();
+  w.op = fault_op(c);
+  w.n = small.numel / unit;
+  w.limit = big.ndim ? big.sizes[dim_of(c.attrs)] : 1;
+  return w;
 }
 
-void note_positions(const WalkArguments& a, int64_t n) {
-  run_kernel(entries_kernel, {}, {blocks_for(n)},
-             EntryArguments{a.list, nullptr, a.fault, a.op, n, a.limit, 0, 0});
+// Notes those out of range; makes entries of the lists, if there is room for them.
+void make_entries(const Walk& w, int64_t n, char* to, bool wide) {
+  run_kernel(entries_kernel, {.n = wide}, {blocks_for(n)},
+             EntryArguments{reinterpret_cast<const char*>(w.at), to, w.fault, w.op, n, w.limit,
+                            w.size[w.dim], w.index[w.dim]});
 }
 
-int long_numbers(const WalkArguments& a) { return a.n >> 32 ? kLongNumbers : 0; }
+int long_numbers(const Walk& w) { return w.n >> 32 ? kLongNumbers : 0; }
 
-// The index' positions in order; makes `a` walk them instead.
-Tensor sorted(WalkArguments& a, const Walk& w, const TensorImpl& index, bool wide) {
-  const Tensor entries = entry_rows(wide, index.numel / a.count, a.count, index.device);
-  run_kernel(entries_kernel, {.n = wide}, {blocks_for(index.numel)},
-             EntryArguments{a.list, entries.impl()->data(), a.fault, a.op, index.numel, a.limit,
-                            a.count, a.list_step});
-  Tensor order = sort_entries(entries, a.count);
-  a.list = order.impl()->data();
-  a.list_step = 1;
+// The index' positions in order; makes `w` walk them instead.
+Tensor sorted(Walk& w, const TensorImpl& index, bool wide) {
+  const int64_t count = w.size[w.dim];
+  const Tensor entries = entry_rows(wide, index.numel / count, count, index.device);
+  make_entries(w, index.numel, entries.impl()->data(), wide);
+  Tensor order = sort_entries(entries, count);
+  w.at = reinterpret_cast<const long*>(order.impl()->data());
+  w.index[w.dim] = 1;
   // Dims outside the indexed one have strides with its size in them; now all count whole lists.
-  for (int d = w.dim + 1; d < w.ndim; ++d) a.list_stride[d] *= a.count;
+  for (int d = w.dim + 1; d < w.ndim; ++d) w.index[d] *= count;
   return order;
 }
 
 }  // namespace
 
-void pick_cuda(const OpCall& c, const Walk& w) {
+void pick_cuda(const OpCall& c, const Walk& walk) {
   const TensorImpl &x = *c.in[0], &out = *c.out[0].impl();
-  const int64_t unit = unit_of(w, x, out);
-  const WalkArguments a = arguments(c, w, unit, x, out);
-  if (a.n == 0) return note_positions(a, c.in[1]->numel);
+  const int64_t unit = unit_of(walk, x, out);
+  const Walk w = in_units(c, walk, unit, x, out);
+  if (w.n == 0) return make_entries(w, c.in[1]->numel, nullptr, false);
   const auto bytes = static_cast<int>(unit * static_cast<int64_t>(itemsize(x.dtype)));
-  run_kernel(pick_kernel, {.n = bytes | long_numbers(a)}, {blocks_for(a.n)}, a);
+  run_kernel(pick_kernel, {.n = bytes | long_numbers(w)}, {blocks_for(w.n)}, w);
 }
 
-void add_cuda(const OpCall& c, const Walk& w, const TensorImpl& src) {
+void add_cuda(const OpCall& c, const Walk& walk, const TensorImpl& src) {
   const TensorImpl& out = *c.out[0].impl();
-  const int64_t unit = unit_of(w, out, src);
-  WalkArguments a = arguments(c, w, unit, out, src);
-  if (a.n == 0) return note_positions(a, c.in[1]->numel);
-  Variant v{.t = out.dtype, .n = static_cast<int>(unit) | long_numbers(a)};
-  if (a.count <= kFew) return run_kernel(add_few_kernel, v, {blocks_for(a.n)}, a);
-  const bool wide = a.limit >> 32 || a.count >> 32;
-  const Tensor order = sorted(a, w, *c.in[1], wide);
+  const int64_t unit = unit_of(walk, out, src);
+  Walk w = in_units(c, walk, unit, out, src);
+  if (w.n == 0) return make_entries(w, c.in[1]->numel, nullptr, false);
+  Variant v{.t = out.dtype, .n = static_cast<int>(unit) | long_numbers(w)};
+  const int64_t count = w.size[w.dim];
+  if (count <= kFew) return run_kernel(add_few_kernel, v, {blocks_for(w.n)}, w);
+  const bool wide = w.limit >> 32 || count >> 32;
+  const Tensor order = sorted(w, *c.in[1], wide);
   if (wide) v.n |= kWideEntries;
-  run_kernel(add_sorted_kernel, v, {blocks_for(a.n)}, a);
+  run_kernel(add_sorted_kernel, v, {blocks_for(w.n)}, w);
 }
 
 }  // namespace brrr

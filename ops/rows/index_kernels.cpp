@@ -16,23 +16,36 @@ namespace {
 /// index of an embedding.
 Walk walk_of(const TensorImpl& big, const TensorImpl& small, const TensorImpl& index,
              const int64_t* positions, int dim) {
-  Walk w;
-  w.dim = -1;
+  Walk w{};
   w.at = positions;
+  w.dim = -1;
+  const auto push = [&w](int64_t n, int64_t b, int64_t s, int64_t i, bool indexed) {
+    const int last = w.ndim - 1;
+    if (!indexed && n == 1) return;
+    if (indexed) {
+      w.dim = w.ndim;
+    } else if (w.ndim > 0 && w.dim != last && w.big[last] == b * n && w.small[last] == s * n &&
+               w.index[last] == i * n) {
+      n *= w.size[--w.ndim];
+    }
+    w.size[w.ndim] = n;
+    w.big[w.ndim] = b;
+    w.small[w.ndim] = s;
+    w.index[w.ndim++] = i;
+  };
   const bool elements = index.same_shape(small);
   const IntList steps = contiguous_strides(small.size_list());
   const int extra = small.ndim - big.ndim;  // The small tensor is contiguous if there are any.
   for (int d = 0; d < big.ndim; ++d) {
     const int own = d < dim ? d : d + extra;
     if (d != dim) {
-      w.push(small.sizes[own], big.strides[d], small.strides[own], elements ? steps[own] : 0,
-             false);
+      push(small.sizes[own], big.strides[d], small.strides[own], elements ? steps[own] : 0, false);
     } else {
-      w.push(elements ? small.sizes[d] : index.numel, big.strides[d],
-             own < dim ? 0 : small.strides[own], elements ? steps[d] : 1, true);
+      push(elements ? small.sizes[d] : index.numel, big.strides[d],
+           own < dim ? 0 : small.strides[own], elements ? steps[d] : 1, true);
     }
   }
-  if (big.ndim == 0) w.push(1, 1, 1, 1, true);
+  if (big.ndim == 0) push(1, 1, 1, 1, true);
   return w;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // How the rows of index.cpp walk their tensors, and their kernels, on any device.
 
+#include "core/device_kernel.h"
 #include "core/op.h"
 #include "ops/kinds/pointwise.h"
 
@@ -8,26 +9,16 @@ namespace brrr {
 
 /// Element (i0, i1, ..) of the small tensor belongs to element (i0, .., index(i0, i1, ..), ..) of
 /// the big one, the index replacing the coordinate of `dim`. Sizes are the small one's; strides
-/// count elements. Neighbouring dims that all walk alike are merged; the order stays row-major.
-struct Walk {
-  int ndim = 0, dim = 0;
-  int64_t size[kMaxDims], big[kMaxDims], small[kMaxDims], index[kMaxDims];
-  const int64_t* at = nullptr;
-
-  void push(int64_t n, int64_t b, int64_t s, int64_t i, bool indexed) {
-    const int last = ndim - 1;
-    if (!indexed && n == 1) return;
-    if (indexed)
-      dim = ndim;
-    else if (ndim > 0 && dim != last && big[last] == b * n && small[last] == s * n &&
-             index[last] == i * n)
-      n *= size[--ndim];
-    size[ndim] = n;
-    big[ndim] = b;
-    small[ndim] = s;
-    index[ndim++] = i;
-  }
-};
+/// count elements. Neighbouring dims that all walk alike are merged; the order stays row-major. The
+/// last two lines are for a GPU's kernels alone.
+BRRR_DEVICE_STRUCT(Walk, {
+  const long* at;
+  int ndim, dim;
+  long size[8], big[8], small[8], index[8];
+  char *big_data, *small_data, *fault;
+  long op, n, limit;
+});
+static_assert(kMaxDims == 8);
 
 // The CPU's kernels take an index that has been checked. On a GPU, positions outside the range are
 // noted (core/device_kernel.h), read as 0, and nothing is added there.

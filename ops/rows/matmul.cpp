@@ -148,13 +148,13 @@ bool is_cut_by_terms(const TensorImpl& left) {
 
 void product(const Matrices& a, const Matrices& b, DType dtype, char* c, Share share, void* kept) {
   if (!is_floating(dtype)) return integers(a, b, 0, 0, dtype, c);
-  const Backend& device = backend(a.t->device.type);
   Gemm g = gemm_of(a, b, dtype, c);
   g.chain = share != Share::All;
   g.add = share == Share::Later && is_cut_by_terms(*a.t);
-  if (kept && share == Share::First) device.pack_right(g, kept);
+  if (kept && share == Share::First) host::pack_right(g, kept);
   g.packed = kept;
-  device.gemm(g);
+  constexpr int64_t at[3] = {};
+  backend(a.t->device.type).gemm(g, 1, at);
 }
 
 /// Products [begin, end) of a batch.
@@ -170,7 +170,7 @@ void products(const Matrices& a, const Matrices& b, const TensorImpl& out, int d
     }
     return;
   }
-  const auto gemm_batch = backend(out.device.type).gemm_batch;
+  const auto gemm = backend(out.device.type).gemm;
   const Gemm g = gemm_of(a, b, dtype, c);
   int64_t at[3 * kAtOnce];
   while (begin < end) {
@@ -180,7 +180,7 @@ void products(const Matrices& a, const Matrices& b, const TensorImpl& out, int d
       at[3 * n + 1] = walk.at[1];
       at[3 * n + 2] = begin * area;
     }
-    gemm_batch(g, n, at);
+    gemm(g, n, at);
   }
 }
 
@@ -264,7 +264,7 @@ int product_cut(const OpCall& c, int operand, int64_t parts) {
   const DType dtype = product_dtype(out);
   if (!is_floating(dtype)) return kUncut;
   const Gemm g = gemm_of(a, b, dtype, nullptr);
-  if (!backend(DeviceType::CPU).is_chain(g) || (terms ? g.k : g.m) % parts != 0) return kUncut;
+  if (!host::is_chain(g) || (terms ? g.k : g.m) % parts != 0) return kUncut;
   const int by_rows[] = {0, kWhole, 0}, by_terms[] = {1, c.op->infer == linear_infer, kSum};
   return (terms ? by_terms : by_rows)[operand];
 }
@@ -274,7 +274,7 @@ int64_t product_keeps(const OpCall& c) {
   const TensorImpl &left = *c.in[0], &out = *c.out[0].impl();
   Matrices a(left, true), b = right_of(c);
   if (is_cut_by_terms(left) || !readable(b) || !join_rows(a)) return 0;
-  return backend(DeviceType::CPU).packed_right_bytes(gemm_of(a, b, product_dtype(out), nullptr));
+  return host::packed_right_bytes(gemm_of(a, b, product_dtype(out), nullptr));
 }
 
 // What padded operands take.

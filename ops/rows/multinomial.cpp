@@ -47,8 +47,8 @@ namespace {
 constexpr int64_t kDrawPart = 256;
 
 struct MultinomialAttrs {
-  DrawAttrs draw;
   int64_t samples, replacement;
+  uint64_t seed, draw;
 };
 /// One sample is the same with replacement, which costs less.
 bool with_replacement(const MultinomialAttrs& a) { return a.replacement || a.samples == 1; }
@@ -56,13 +56,13 @@ bool with_replacement(const MultinomialAttrs& a) { return a.replacement || a.sam
 constexpr int64_t kGrain = 1 << 12;  // Elements worth a thread.
 
 /// f(i, lanes, uniforms i .. i + 15) for n numbers.
-template <class F> void for_uniforms(const DrawAttrs& draw, int64_t n, const F& f) {
+template <class F> void for_uniforms(const MultinomialAttrs& a, int64_t n, const F& f) {
   parallel_for((n + 15) / 16, kGrain / 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * 16; i < std::min(end * 16, n); i += 16) {
       vx::f64 u{};
       for (int half : {0, 8}) {
         const auto first = static_cast<uint64_t>(2 * (i + half));
-        const vx::u32 w = vx::philox16(first, draw.seed, draw.number);
+        const vx::u32 w = vx::philox16(first, a.seed, a.draw);
         for (int k = 0; k < 8; ++k) u[half + k] = vx::uniform53(w[2 * k], w[2 * k + 1]);
       }
       f(i, static_cast<int>(std::min<int64_t>(16, n - i)), u);
@@ -123,7 +123,7 @@ void multinomial_cpu(OpCall& c) {
     // without replacement in their order (Efraimidis and Spirakis, "Weighted random sampling with a
     // reservoir", 2006); compared by their logarithms, the Gumbel form (Kool et al., "Stochastic
     // beams and where to find them", 2019), which neither overflow nor underflow.
-    for_uniforms(a.draw, x.numel, [=](int64_t i, int lanes, const vx::f64& u) {
+    for_uniforms(a, x.numel, [=](int64_t i, int lanes, const vx::f64& u) {
       const auto rate = take<vx::f64>(w + i, lanes);
       const auto never = vx::f64{} + __builtin_inf();
       put(w + i, vx::where(vx::gt(rate, vx::f64{}), vx::ringing(u, rate), never), lanes);
@@ -143,7 +143,7 @@ void multinomial_cpu(OpCall& c) {
     }
   }
   auto* const out = reinterpret_cast<int64_t*>(c.out[0].impl()->data());
-  for_uniforms(a.draw, rows * a.samples, [=](int64_t i, int lanes, const vx::f64& u) {
+  for_uniforms(a, rows * a.samples, [=](int64_t i, int lanes, const vx::f64& u) {
     for (int k = 0; k < lanes; ++k) {
       const double* sums = w + (i + k) / a.samples * n;
       out[i + k] = vx::drawn([=](long at) { return sums[at]; }, n, sums[n - 1], u[k]);
@@ -246,8 +246,8 @@ void multinomial_cuda(OpCall& c) {
   a.n = x.sizes[x.ndim - 1];
   a.rows = x.numel / a.n;
   a.parts = blocks_for(a.n, kDrawPart);
-  a.seed = static_cast<int64_t>(attrs.draw.seed);
-  a.draw = static_cast<int64_t>(attrs.draw.number);
+  a.seed = static_cast<int64_t>(attrs.seed);
+  a.draw = static_cast<int64_t>(attrs.draw);
   a.key = c.control;
   a.samples = attrs.samples;
   const Tensor sums = raw_empty({a.rows, a.n}, kFloat64, x.device);  // Or clocks.
@@ -265,7 +265,7 @@ void multinomial_cuda(OpCall& c) {
   }
 }
 
-// --- the row: attribute words are seed, draw, number of samples, replacement ---------------------
+// --- the row -------------------------------------------------------------------------------------
 
 void multinomial_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
@@ -303,16 +303,14 @@ const OpDef multinomial_row{"multinomial",
 Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement) {
   const Inputs in{defined("multinomial", probs)};
   OpCall c(multinomial_row, in.data(), in.size());
-  c.attrs.push(MultinomialAttrs{{}, num_samples, replacement});
-  c.infer();  // A call that throws takes no draw.
-  c.attrs.n = 0;
-  push_draw(c);
   c.attrs.push(num_samples);
   c.attrs.push(int64_t{replacement});
+  c.infer();  // A call that throws takes no draw.
+  push_draw(c);
   try {
     dispatch(c);
   } catch (...) {
-    if (!context.recorder) return_draws(c.attrs.as<DrawAttrs>().number, 1);
+    if (!context.recorder) return_draws(c.attrs.as<MultinomialAttrs>().draw, 1);
     throw;
   }
   return std::move(c.out[0]);

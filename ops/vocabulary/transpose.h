@@ -95,14 +95,8 @@ template <class F> BRRR_VX void load_transposed(const F& row, Reg (&r)[kWidth]) 
 // --- a block of anything else --------------------------------------------------------------------
 
 /// A block of T is so many rows of as many elements.
-template <class T>
-inline constexpr int kSide = std::is_same_v<T, float>
-                                 ? kWidth
-                                 : std::min<int>(16, BRRR_VX_BYTES / sizeof(T));
-template <class T> struct Line {
-  typedef T type __attribute__((vector_size(kSide<T> * sizeof(T))));
-};
-template <class T> using LineOf = typename Line<T>::type;
+template <class T> inline constexpr int kSide = std::min<int>(16, BRRR_VX_BYTES / sizeof(T));
+template <class T> using LineOf = typename vx::Part<T, kSide<T> * sizeof(T)>::type;
 
 // Elements of a and of b in turns: of their first halves, or of their second ones.
 template <int from, class V, int... l> BRRR_VX V zip(V a, V b, std::integer_sequence<int, l...>) {

@@ -35,7 +35,10 @@ typedef i32 b16;  // a mask: lanes are 0 or -1, for every element type
 #define BRRR_VX_BYTES 16
 #endif
 
-template <class T> struct Part { typedef T type __attribute__((vector_size(BRRR_VX_BYTES))); };
+template <class T, int bytes = BRRR_VX_BYTES> struct Part {
+  typedef T type __attribute__((vector_size(bytes)));
+};
+template <class T> using Vector = typename Part<T, lanes * sizeof(T)>::type;
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int i32x8 __attribute__((vector_size(32)));
 
@@ -243,41 +246,36 @@ BRRR_VX void fence_nt() {
 #endif
 }
 
-#define BRRR_VX_MEMORY(T, V)                                                                   \
-  BRRR_VX V load(const T* p) {                                                                 \
-    V r;                                                                                       \
-    __builtin_memcpy(&r, p, sizeof r);                                                         \
-    return r;                                                                                  \
-  }                                                                                            \
-  BRRR_VX void store(T* p, V v) { Parts<V>(v).store(p); }                                      \
-  BRRR_VX V load_n(const T* p, int n) { return load_first<V>(p, n); }                          \
-  BRRR_VX void store_n(T* p, V v, int n) { store_first(p, v, n); }                             \
-  BRRR_VX void store_nt(T* p, V v) { store_around(p, v); }                                     \
-  BRRR_VX V splat(T x) { return V{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }           \
-  BRRR_VX V load_strided(const T* p, long s) {                                                 \
-    return V{                                                                                  \
-        p[0],     p[s],     p[2 * s],  p[3 * s],  p[4 * s],  p[5 * s],  p[6 * s],  p[7 * s],   \
-        p[8 * s], p[9 * s], p[10 * s], p[11 * s], p[12 * s], p[13 * s], p[14 * s], p[15 * s]}; \
-  }                                                                                            \
-  BRRR_VX V load_strided_n(const T* p, long s, int n) {                                        \
-    V r{};                                                                                     \
-    for (int i = 0; i < n; ++i) r[i] = p[i * s];                                               \
-    return r;                                                                                  \
-  }                                                                                            \
-  BRRR_VX void store_strided_n(T* p, V v, long s, int n) {                                     \
-    for (int i = 0; i < n; ++i) p[i * s] = v[i];                                               \
-  }                                                                                            \
-  BRRR_VX void store_strided(T* p, V v, long s) {                                              \
-    for (int i = 0; i < lanes; ++i) p[i * s] = v[i];                                           \
-  }
-BRRR_VX_MEMORY(float, f32)
-BRRR_VX_MEMORY(double, f64)
-BRRR_VX_MEMORY(int, i32)
-BRRR_VX_MEMORY(long, i64)
-BRRR_VX_MEMORY(unsigned, u32)
-BRRR_VX_MEMORY(unsigned short, u16)
-BRRR_VX_MEMORY(unsigned char, u8)
-#undef BRRR_VX_MEMORY
+template <class T> BRRR_VX Vector<T> load(const T* p) {
+  Vector<T> r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return r;
+}
+template <class T> BRRR_VX void store(T* p, Vector<T> v) { Parts<Vector<T>>(v).store(p); }
+template <class T> BRRR_VX Vector<T> load_n(const T* p, int n) {
+  return load_first<Vector<T>>(p, n);
+}
+template <class T> BRRR_VX void store_n(T* p, Vector<T> v, int n) { store_first(p, v, n); }
+template <class T> BRRR_VX void store_nt(T* p, Vector<T> v) { store_around(p, v); }
+template <class T> BRRR_VX auto splat(T x) {
+  return Vector<T>{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+template <class T> BRRR_VX Vector<T> load_strided(const T* p, long s) {
+  return Vector<T>{p[0],      p[s],      p[2 * s],  p[3 * s], p[4 * s],  p[5 * s],
+                   p[6 * s],  p[7 * s],  p[8 * s],  p[9 * s], p[10 * s], p[11 * s],
+                   p[12 * s], p[13 * s], p[14 * s], p[15 * s]};
+}
+template <class T> BRRR_VX Vector<T> load_strided_n(const T* p, long s, int n) {
+  Vector<T> r{};
+  for (int i = 0; i < n; ++i) r[i] = p[i * s];
+  return r;
+}
+template <class T> BRRR_VX void store_strided_n(T* p, Vector<T> v, long s, int n) {
+  for (int i = 0; i < n; ++i) p[i * s] = v[i];
+}
+template <class T> BRRR_VX void store_strided(T* p, Vector<T> v, long s) {
+  store_strided_n(p, v, s, lanes);
+}
 
 // --- comparisons and selection -------------------------------------------------------------------
 

@@ -70,43 +70,32 @@ template <class V, class Combine, class Row>
   for (long r = first; r < last; ++r) *to++ = fold_chunk_inline(i, end, init, combine, row(r));
 }
 
-/// All n elements of each row combined from `init`, an identity of `combine`.
+/// Elements [begin, end) of row r, combined from `init`: its chunks, whose results are combined as
+/// a row of their own.
 template <class V, class Combine, class Row>
-void fold_rows(const Row& row, long rows, long n, V init, Combine combine, Element<V>* to);
-
-/// The results of a row's chunks, reduced as a row of their own. `chunk(context, k)` is the k-th:
-/// behind a pointer, so that the recursion has one type.
-template <class V, class Combine>
-Element<V> fold_chunks(long chunks, V init, Combine combine, const void* context,
-                       Element<V> (*chunk)(const void*, long)) {
-  auto results = [&](long) {
-    return [&](long i, int lanes) {
-      V v = init;
-      for (int j = 0; j < lanes; ++j) v[j] = chunk(context, i + j);
-      return v;
-    };
+Element<V> fold_chunks(const Row& row, long r, long begin, long end, V init, Combine combine) {
+  long each = kFoldChunk, chunks = 0;  // Chunks, or what is made of as many chunks.
+  while (end - begin > each * kFoldChunk) each *= kFoldChunk;
+  Element<V> results[kFoldChunk], all;
+  for (long i = begin; i < end; i += each, ++chunks) {
+    const long last = i + each < end ? i + each : end;
+    if (each > kFoldChunk)
+      results[chunks] = fold_chunks(row, r, i, last, init, combine);
+    else
+      fold_chunk(row, r, r + 1, i, last, init, combine, results + chunks);
+  }
+  const auto of_results = [&](long) {
+    return [&](long i, int lanes) { return load_n(results + i, lanes); };
   };
-  Element<V> all;
-  fold_rows(results, 1, chunks, init, combine, &all);
+  fold_chunk(of_results, 0, 1, 0, chunks, init, combine, &all);
   return all;
 }
 
+/// All n elements of each row combined from `init`, an identity of `combine`.
 template <class V, class Combine, class Row>
 void fold_rows(const Row& row, long rows, long n, V init, Combine combine, Element<V>* to) {
   if (n <= kFoldChunk) return fold_chunk(row, 0, rows, 0, n, init, combine, to);
-  for (long r = 0; r < rows; ++r) {
-    auto chunk = [&](long k) {
-      const long begin = k * kFoldChunk;
-      Element<V> all;
-      fold_chunk(row, r, r + 1, begin, begin + kFoldChunk < n ? begin + kFoldChunk : n, init,
-                 combine, &all);
-      return all;
-    };
-    using Chunk = decltype(chunk);
-    to[r] = fold_chunks<V, Combine>(
-        (n + kFoldChunk - 1) / kFoldChunk, init, combine, &chunk,
-        [](const void* c, long k) { return (*static_cast<const Chunk*>(c))(k); });
-  }
+  for (long r = 0; r < rows; ++r) to[r] = fold_chunks(row, r, 0, n, init, combine);
 }
 
 }  // namespace brrr::vx

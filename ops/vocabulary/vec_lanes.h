@@ -36,14 +36,10 @@ BRRR_VX_LANES(erf, BRRR_VX_LIBM(erf)(x))
 #undef BRRR_VX_LANES
 
 // Integers are whole already.
-#define BRRR_VX_WHOLE(name)             \
-  BRRR_VX i32 name(i32 x) { return x; } \
-  BRRR_VX i64 name(i64 x) { return x; }
-BRRR_VX_WHOLE(floor)
-BRRR_VX_WHOLE(ceil)
-BRRR_VX_WHOLE(trunc)
-BRRR_VX_WHOLE(round)
-#undef BRRR_VX_WHOLE
+template <class V> BRRR_VX V floor(V x) { return x; }
+template <class V> BRRR_VX V ceil(V x) { return x; }
+template <class V> BRRR_VX V trunc(V x) { return x; }
+template <class V> BRRR_VX V round(V x) { return x; }
 
 BRRR_VX f64 normal_cdf(f64 x) { return fma(erf(x * 0x1.6a09e667f3bcdp-1), splat(0.5), splat(0.5)); }
 BRRR_VX f64 rsqrt(f64 x) { return 1.0 / sqrt(x); }
@@ -116,22 +112,20 @@ BRRR_VX f32 fmod(f32 a, f32 b) {
   return (f32)(((i32)r & 0x7fffffff) | sign_bits(a));
 }
 
-#define BRRR_VX_DIVIDE(V, one, half)                                                  \
-  BRRR_VX V remainder(V a, V b) {                                                     \
-    V r = fmod(a, b);                                                                 \
-    return where(ne(r, V{}) & (lt(r, V{}) ^ lt(b, V{})), r + b, r);                   \
-  }                                                                                   \
-  /* From the exact remainder, so that floor_div(a, b) * b + remainder(a, b) is a. */ \
-  BRRR_VX V floor_div(V a, V b) {                                                     \
-    V r = fmod(a, b), q = (a - r) / b;                                                \
-    q = where(ne(r, V{}) & (lt(r, V{}) ^ lt(b, V{})), q - one, q);                    \
-    V f = floor(q);                                                                   \
-    f = where(gt(q - f, splat(half)), f + one, f);                                    \
-    return where(eq(b, V{}), a / b, where(eq(q, V{}), q, f));                         \
-  }
-BRRR_VX_DIVIDE(f32, 1.0f, 0.5f)
-BRRR_VX_DIVIDE(f64, 1.0, 0.5)
-#undef BRRR_VX_DIVIDE
+// Of floating-point numbers:
+template <class V> BRRR_VX b16 is_below(V r, V b) { return ne(r, V{}) & (lt(r, V{}) ^ lt(b, V{})); }
+template <class V> BRRR_VX V remainder(V a, V b) {
+  V r = fmod(a, b);
+  return where(is_below(r, b), r + b, r);
+}
+// From the exact remainder, so that floor_div(a, b) * b + remainder(a, b) is a.
+template <class V> BRRR_VX V floor_div(V a, V b) {
+  V r = fmod(a, b), q = (a - r) / b;
+  q = where(is_below(r, b), q - 1, q);
+  V f = floor(q);
+  f = where(gt(q - f, V{} + 0.5f), f + 1, f);
+  return where(eq(b, V{}), a / b, where(eq(q, V{}), q, f));
+}
 
 // --- random numbers ------------------------------------------------------------------------------
 

@@ -44,23 +44,14 @@ BRRR_VX f32 nan_or(f32 a, f32 b) { return where(isnan(a), a, b); }
 template <class V> BRRR_VX V nan_or(V a, V b) { return where(ne(a, a), a, b); }
 
 // sign(NaN) is NaN; zeros give +0. min and max propagate NaN.
-#define BRRR_VX_ORDER(V, T)                                   \
-  BRRR_VX V sign(V x) {                                       \
-    V r = where(lt(x, V{}), splat(T(-1)), V{});               \
-    r = where(gt(x, V{}), splat(T(1)), r);                    \
-    return nan_or(x, r);                                      \
-  }                                                           \
-  BRRR_VX V min(V a, V b) { return nan_or(a, lesser(a, b)); } \
-  BRRR_VX V max(V a, V b) { return nan_or(a, greater(a, b)); }
-BRRR_VX_ORDER(f32, float)
-BRRR_VX_ORDER(f64, double)
-BRRR_VX_ORDER(i32, int)
-BRRR_VX_ORDER(i64, long)
-#undef BRRR_VX_ORDER
+template <class V> BRRR_VX V sign(V x) {
+  return nan_or(x, where(gt(x, V{}), V{} + 1, where(lt(x, V{}), V{} - 1, V{})));
+}
+template <class V> BRRR_VX V min(V a, V b) { return nan_or(a, lesser(a, b)); }
+template <class V> BRRR_VX V max(V a, V b) { return nan_or(a, greater(a, b)); }
 
 BRRR_VX b16 isnan(f64 x) { return ne(x, x); }
-BRRR_VX b16 isfinite(f32 x) { return lt(abs(x), splat(infinity)); }
-BRRR_VX b16 isfinite(f64 x) { return lt(abs(x), splat(double(infinity))); }
+template <class V> BRRR_VX b16 isfinite(V x) { return lt(abs(x), V{} + infinity); }
 
 // --- exponentials --------------------------------------------------------------------------------
 

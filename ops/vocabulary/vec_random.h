@@ -24,8 +24,7 @@ BRRR_VX words reverse_fours(words p) {
 // The 64-bit products of the even words. g++ does not find the instruction by itself.
 BRRR_VX words multiply_even(words a, words b) {
 #if defined(__AVX512F__) && !defined(__clang__)
-  typedef long long i64x8 __attribute__((vector_size(64)));
-  return (words)__builtin_ia32_pmuludq512_mask((i32)a, (i32)b, i64x8{},
+  return (words)__builtin_ia32_pmuludq512_mask((i32)a, (i32)b, Part<long long>::type{},
                                                static_cast<unsigned char>(-1));
 #elif defined(__AVX2__) && !defined(__clang__)
   return (words)__builtin_ia32_pmuludq256((i32x8)a, (i32x8)b);
@@ -115,25 +114,15 @@ template <class Test> BRRR_VX b16 compare(Line a, Line b) {
   constexpr long far = 1L << 30;
   const Line x = a - b;
   const int first = (int)(x.first < -far ? -far : x.first > far ? far : x.first);
-  i32 r = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  typedef Part<int>::type P;
-  P part[sizeof r / sizeof(P)];
-  __builtin_memcpy(&part, &r, sizeof r);
-  for (unsigned i = 0; i < sizeof part / sizeof(P); ++i) {
-    const auto m = Test::test(part[i] * (int)x.step + first, P{});
-    __builtin_memcpy((P*)&r + i, &m, sizeof m);
-  }
-  return r;
+  const i32 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return compare<Test>(lane * (int)x.step + first, i32{});
 }
-#define BRRR_VX_COMPARE(name, Test, a, b) \
-  BRRR_VX b16 name(Line x, Line y) { return compare<Test>(a, b); }
-BRRR_VX_COMPARE(lt, Less, x, y)
-BRRR_VX_COMPARE(le, Less, x, y + 1)
-BRRR_VX_COMPARE(gt, Less, y, x)
-BRRR_VX_COMPARE(ge, Less, y, x + 1)
-BRRR_VX_COMPARE(eq, Equal, x, y)
-BRRR_VX_COMPARE(ne, NotEqual, x, y)
-#undef BRRR_VX_COMPARE
+BRRR_VX b16 lt(Line x, Line y) { return compare<Less>(x, y); }
+BRRR_VX b16 le(Line x, Line y) { return compare<Less>(x, y + 1); }
+BRRR_VX b16 gt(Line x, Line y) { return compare<Less>(y, x); }
+BRRR_VX b16 ge(Line x, Line y) { return compare<Less>(y, x + 1); }
+BRRR_VX b16 eq(Line x, Line y) { return compare<Equal>(x, y); }
+BRRR_VX b16 ne(Line x, Line y) { return compare<NotEqual>(x, y); }
 
 // --- draws ---------------------------------------------------------------------------------------
 
@@ -172,13 +161,7 @@ BRRR_VX u64 wide(u32 words) { return convert<u64>(words); }
 // Of words and a number in [0, 2^32].
 BRRR_VX b16 ge(u32 words, Line limit) {
   const int below = (int)((unsigned)(limit.first - 1) ^ 0x80000000u), all = limit.first == 0;
-  typedef Part<int>::type P;
-  P part[sizeof words / sizeof(P)];
-  __builtin_memcpy(&part, &words, sizeof words);
-  for (P& p : part) p = ((p ^ (int)0x80000000u) > (P{} + below)) | (P{} - all);
-  b16 r;
-  __builtin_memcpy(&r, &part, sizeof r);
-  return r;
+  return gt((i32)(words ^ 0x80000000u), splat(below)) | splat(-all);
 }
 
 // Their standard normals.

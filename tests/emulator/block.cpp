@@ -98,7 +98,7 @@ const Slot* exchange(const void* value, unsigned bytes, int line) {
 }
 
 template <float (*widen)(unsigned short)>
-void multiply(float* c, const unsigned* a, const unsigned* b, int line) {
+void multiply_tile(float* c, const unsigned* a, const unsigned* b, int line) {
   unsigned both[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
   const Slot* slots = exchange(both, sizeof both, line);
   multiply_fragments<widen>(c, slots, now.current % lanes);
@@ -262,8 +262,8 @@ const brrr_emulator::Runtime runtime = {
     [](int line) { meet(Place::BlockBarrier, line); },
     [](int line) { meet(Place::WarpBarrier, line); },
     exchange,
-    multiply<widen_bf16>,
-    multiply<widen_f16>,
+    multiply_tile<widen_bf16>,
+    multiply_tile<widen_f16>,
 };
 
 }  // namespace brrr::emulator

@@ -122,8 +122,8 @@ Failure end_group() {
 // Whoever queues a group, or waits for it, is told what went wrong.
 Failure state(Communicator*) { return nullptr; }
 
-const nccl::Boundary nccl_boundary = {nccl::kAbi, "emulated NCCL", make_id,   join, begin_group,
-                                      send,       receive,         end_group, state};
+const nccl::Boundary nccl_boundary = {nccl::kAbi, make_id, join,      begin_group,
+                                      send,       receive, end_group, state};
 
 }  // namespace
 

@@ -8,8 +8,9 @@
 
 #include "backends/cpu/host_compiler.h"
 #include "core/hash.h"
+#include "core/thread_own.h"
 #include "tests/emulator/device.h"
-#include "tests/emulator/gemm.h"
+#include "tests/emulator/program.h"
 #include "tests/emulator/ptx.h"
 
 namespace brrr::emulator {
@@ -75,7 +76,9 @@ std::string whole_text(const char* source, const char* name) {
   return fmt::format("{}\n#line 1 \"{}\"\n{}\n}}\n", dialect, quoted, source);
 }
 
-Failure compile(const char* source, const char* name, int major, int minor, void** image,
+}  // namespace
+
+Failure compile(const char* source, const char* name, int major, int minor, const char** image,
                 size_t* bytes) {
   return guarded([&] {
     if (ptx::wanted()) {
@@ -89,11 +92,11 @@ Failure compile(const char* source, const char* name, int major, int minor, void
     std::ofstream(file) << whole_text(source, name);
     run_compiler({"-x", "c++", file}, object, folder.path);
     std::ifstream in(object, std::ios::binary);
-    const std::string content{std::istreambuf_iterator<char>(in), {}};
+    struct Content : std::string {};
+    auto& content = thread_own<Content>();
+    content.assign(std::istreambuf_iterator<char>(in), {});
     BRRR_CHECK(!content.empty(), "compile: cannot read {}", object);
-    *image = std::malloc(content.size());
-    BRRR_CHECK(*image, "compile: no memory for {} bytes", content.size());
-    std::memcpy(*image, content.data(), content.size());
+    *image = content.data();
     *bytes = content.size();
   });
 }
@@ -112,15 +115,5 @@ int compiler_version() {
   sum.add(all.data(), all.size());
   return static_cast<int>(sum.hash & INT_MAX);
 }
-
-}  // namespace
-
-const Tools tools = {
-    .compile = compile,
-    .release_image = std::free,
-    .compiler_version = compiler_version,
-    .choose = choose,
-    .multiply = multiply,
-};
 
 }  // namespace brrr::emulator

@@ -213,6 +213,4 @@ template <class F> Failure queueing(cuda::Stream* s, F body) {
   }
 }
 
-extern const cuda::Tools tools;
-
 }  // namespace brrr::emulator

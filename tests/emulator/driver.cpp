@@ -7,6 +7,7 @@
 
 #include "tests/emulator/block.h"
 #include "tests/emulator/device.h"
+#include "tests/emulator/gemm.h"
 #include "tests/emulator/graph.h"
 #include "tests/emulator/program.h"
 #include "tests/emulator/ptx.h"
@@ -52,9 +53,8 @@ unsigned long number(const char* name, unsigned long otherwise) {
   return value;
 }
 
-Failure open(int index, Properties* p) {
+Failure open(Properties* p) {
   return guarded([&](Device& d) {
-    BRRR_CHECK(index == 0, "no device {}: the emulator has one", index);
     if (ptx::wanted()) ptx::expect_compiler();
     d.wait_all();
     d.settings = {number("BRRR_EMULATOR_MEMORY", Settings().memory),
@@ -265,6 +265,8 @@ Failure fill(void* to, unsigned char value, size_t bytes, Stream* s) {
 }
 
 const Driver driver = {
+    .abi = kAbi,
+    .name = "emulator",
     .open = open,
     .allocate = allocate,
     .release = release,
@@ -290,16 +292,17 @@ const Driver driver = {
     .upload = upload,
     .launch_graph = launch_graph,
     .release_graph = release_graph,
-    .graph_bytes = graph_bytes,
     .arena = arena,
+    .compile = compile,
+    .compiler_version = compiler_version,
+    .choose = choose,
+    .multiply = multiply,
 };
-
-const Boundary boundary = {kAbi, "emulator", &driver, &tools};
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) const Boundary* brrr_cuda_boundary() {
-  return &boundary;
+extern "C" __attribute__((visibility("default"))) const Driver* brrr_cuda_boundary() {
+  return &driver;
 }
 
 }  // namespace brrr::emulator

@@ -1,5 +1,5 @@
 #pragma once
-// Tools::choose and multiply.
+// Driver::choose and multiply.
 
 #include "backends/cuda/driver.h"
 

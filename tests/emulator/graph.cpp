@@ -147,7 +147,7 @@ Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
   });
 }
 
-Failure upload(Graph* g, Stream* s, bool* done) {
+Failure upload(Graph* g, Stream* s, bool* done, size_t* bytes) {
   *done = false;
   return guarded([&](Device& d) {
     Graph& graph = d.graphs.get(g, "graph");
@@ -156,6 +156,7 @@ Failure upload(Graph* g, Stream* s, bool* done) {
     if (!graph.ready && graph.bytes > d.memory.left()) return;
     if (!std::exchange(graph.ready, true)) d.memory.used += graph.bytes;
     *done = true;
+    *bytes = graph.bytes;
   });
 }
 
@@ -182,10 +183,6 @@ Failure release_graph(Graph* g) {
     d.graphs.remove(g, "graph");
     --d.counters.graphs;
   });
-}
-
-Failure graph_bytes(Graph* g, size_t* bytes) {
-  return guarded([&](Device& d) { *bytes = d.graphs.get(g, "graph").bytes; });
 }
 
 }  // namespace brrr::emulator

@@ -9,9 +9,8 @@ cuda::Failure record(cuda::Event* e, cuda::Stream* s);
 cuda::Failure await(cuda::Stream* s, cuda::Event* e);
 cuda::Failure begin_capture(cuda::Stream* s);
 cuda::Failure end_capture(cuda::Stream* s, cuda::Graph** g, size_t* nodes);
-cuda::Failure upload(cuda::Graph* g, cuda::Stream* s, bool* done);
+cuda::Failure upload(cuda::Graph* g, cuda::Stream* s, bool* done, size_t* bytes);
 cuda::Failure launch_graph(cuda::Graph* g, cuda::Stream* s);
 cuda::Failure release_graph(cuda::Graph* g);
-cuda::Failure graph_bytes(cuda::Graph* g, size_t* bytes);
 
 }  // namespace brrr::emulator

@@ -1,10 +1,13 @@
 #pragma once
-// Programs and the launch of their kernels, as driver.h describes them.
+// Programs, from their text to the launch of their kernels, as driver.h describes them.
 
 #include "backends/cuda/driver.h"
 
 namespace brrr::emulator {
 
+cuda::Failure compile(const char* source, const char* name, int major, int minor,
+                      const char** image, size_t* bytes);
+int compiler_version();
 cuda::Failure load(const void* image, size_t bytes, cuda::Module** m);
 cuda::Failure unload(cuda::Module* m);
 cuda::Failure function(cuda::Module* m, const char* name, size_t shared_bytes, cuda::Function** f);

@@ -18,8 +18,8 @@ bool wanted();
 void expect_compiler();
 
 /// Kernel text to PTX, by the compiler of the module for GPUs with its own options.
-cuda::Failure compile(const char* source, const char* name, int major, int minor, void** image,
-                      size_t* bytes);
+cuda::Failure compile(const char* source, const char* name, int major, int minor,
+                      const char** image, size_t* bytes);
 int compiler_version();
 
 struct Program;

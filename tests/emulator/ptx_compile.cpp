@@ -10,6 +10,7 @@
 #include <functional>
 #include <iterator>
 
+#include "core/thread_own.h"
 #include "tests/emulator/device.h"
 #include "tests/emulator/ptx.h"
 
@@ -31,8 +32,8 @@ bool wanted() {
 
 namespace {
 
-const Tools& compiler() {
-  static const Tools* const tools = [] {
+const Driver& compiler() {
+  static const Driver* const module = [] {
     const std::string path = BRRR_EMULATOR_NVRTC;
     BRRR_CHECK(!path.empty(),
                "BRRR_EMULATOR_PTX: the module brrr_cuda, which calls NVRTC, was "
@@ -40,12 +41,12 @@ const Tools& compiler() {
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     BRRR_CHECK(handle, "BRRR_EMULATOR_PTX: {}", dlerror());
     const auto boundary =
-        reinterpret_cast<const Boundary* (*)()>(dlsym(handle, "brrr_cuda_boundary"));
+        reinterpret_cast<const Driver* (*)()>(dlsym(handle, "brrr_cuda_boundary"));
     BRRR_CHECK(boundary && boundary()->abi == kAbi, "BRRR_EMULATOR_PTX: {} is of another build",
                path);
-    return boundary()->tools;
+    return boundary();
   }();
-  return *tools;
+  return *module;
 }
 
 // Where the PTX of a program is kept from one process to the next: in the folder that
@@ -58,31 +59,30 @@ std::string kept_at(const std::string& source, const std::string& name, int majo
   return fmt::format("{}/{:016x}", folder, hash);
 }
 
-bool read_kept(const std::string& path, void** image, size_t* bytes) {
+bool read_kept(const std::string& path, const char** image, size_t* bytes) {
   std::ifstream in(path.empty() ? path : path + ".ptx", std::ios::binary);
   if (path.empty() || !in) return false;
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  *image = std::malloc(text.size());
-  BRRR_CHECK(*image, "compile: no memory for {} bytes", text.size());
-  std::memcpy(*image, text.data(), text.size());
+  struct Text : std::string {};
+  auto& text = thread_own<Text>();
+  text.assign(std::istreambuf_iterator<char>(in), {});
+  *image = text.data();
   *bytes = text.size();
   return true;
 }
 
 // Written under another name first, because several processes may do it at once.
-void keep(const std::string& path, const char* source, const void* image, size_t bytes) {
+void keep(const std::string& path, const char* source, const char* image, size_t bytes) {
   if (path.empty()) return;
   std::ofstream(path + ".cu") << source;
   const std::string part = fmt::format("{}.{}", path, getpid());
-  std::ofstream(part, std::ios::binary)
-      .write(static_cast<const char*>(image), static_cast<std::streamsize>(bytes));
+  std::ofstream(part, std::ios::binary).write(image, static_cast<std::streamsize>(bytes));
   std::rename(part.c_str(), (path + ".ptx").c_str());
 }
 
 }  // namespace
 
 // For a capability that it does not know the module's compiler makes PTX of the one before.
-Failure compile(const char* source, const char* name, int major, int minor, void** image,
+Failure compile(const char* source, const char* name, int major, int minor, const char** image,
                 size_t* bytes) {
   expect_compiler();
   const std::string kept = kept_at(source, name, major, minor);
@@ -94,7 +94,6 @@ Failure compile(const char* source, const char* name, int major, int minor, void
       keep(kept, source, *image, *bytes);
       return nullptr;
     }
-    compiler().release_image(*image);
   }
   return "BRRR_EMULATOR_PTX: the compiler makes no PTX for this capability";
 }

@@ -30,7 +30,7 @@ struct Arena {
 
   Arena() {
     kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    kind.location = {CU_MEM_LOCATION_TYPE_DEVICE, open_device()};
+    kind.location = {CU_MEM_LOCATION_TYPE_DEVICE, kDevice};
     check(calls.granularity(&step, &kind, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
           "cuMemGetAllocationGranularity");
     size_t free = 0, total = 0;

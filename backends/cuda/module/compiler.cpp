@@ -1,10 +1,10 @@
-// Tools::compile: kernel text to machine code, by NVRTC.
+// Driver::compile: kernel text to machine code, by NVRTC.
 
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
 #include "backends/cuda/module/module.h"
+#include "core/thread_own.h"
 #include "core/text.h"
 
 namespace brrr::cuda {
@@ -56,16 +56,11 @@ std::string log_of(const Program& program) {
   return first_lines(log);
 }
 
-// Room for `bytes` bytes, as release_image takes it.
-char* make_image(size_t bytes, void** image) {
-  *image = std::malloc(bytes);
-  if (!*image) fail("no memory for the {} bytes of a compiled program", bytes);
-  return static_cast<char*>(*image);
-}
+struct Code : std::string {};
 
 }  // namespace
 
-Failure compile(const char* source, const char* name, int major, int minor, void** image,
+Failure compile(const char* source, const char* name, int major, int minor, const char** image,
                 size_t* bytes) {
   *image = nullptr;
   return guarded([&] {
@@ -83,17 +78,19 @@ Failure compile(const char* source, const char* name, int major, int minor, void
       fail("{} does not compile: {}; {}\n{}", name, nvrtcGetErrorString(status),
            versions(major, minor), log_of(program));
     }
+    auto& code = thread_own<Code>();
     if (target.machine_code) {
       BRRR_CALL(nvrtcGetCUBINSize, program.handle, bytes);
-      BRRR_CALL(nvrtcGetCUBIN, program.handle, make_image(*bytes, image));
+      code.resize(*bytes);
+      BRRR_CALL(nvrtcGetCUBIN, program.handle, code.data());
     } else {
       BRRR_CALL(nvrtcGetPTXSize, program.handle, bytes);
-      BRRR_CALL(nvrtcGetPTX, program.handle, make_image(*bytes, image));
+      code.resize(*bytes);
+      BRRR_CALL(nvrtcGetPTX, program.handle, code.data());
     }
+    *image = code.data();
   });
 }
-
-void release_image(void* image) { std::free(image); }
 
 int compiler_version() {
   int major = 0, minor = 0;

@@ -38,7 +38,7 @@ struct DriverCalls {
 // Written once, by open(), which comes before everything else.
 struct {
   std::optional<DriverCalls> calls;
-  int device = -1, major = 0, minor = 0;
+  int major = 0, minor = 0;
   CUcontext context = nullptr;
 } here;
 
@@ -52,8 +52,8 @@ int driver_version() {
   return version;
 }
 
-// How many devices there are; says in words why there is none.
-int count_devices() {
+// Says in words why there is none.
+void expect_device() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver) {
@@ -68,15 +68,14 @@ int count_devices() {
     fail("an NVIDIA driver but no GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)");
   }
   check(status, "cudaGetDeviceCount");
-  return count;
 }
 
-Properties properties_of(int device) {
+Properties properties() {
   cudaDeviceProp found{};
-  BRRR_CALL(cudaGetDeviceProperties, &found, device);
+  BRRR_CALL(cudaGetDeviceProperties, &found, kDevice);
   auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
-    BRRR_CALL(cudaDeviceGetAttribute, &value, which, device);
+    BRRR_CALL(cudaDeviceGetAttribute, &value, which, kDevice);
     return value;
   };
   Properties p{};
@@ -96,28 +95,19 @@ Properties properties_of(int device) {
   return p;
 }
 
-Failure open(int device, Properties* properties) {
+Failure open(Properties* found) {
   return guarded([&] {
     refuse_in_capture("open");
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
-    const int count = count_devices();
-    if (device < 0 || device >= count) {
-      fail("GPU {} was asked for, of {} that the NVIDIA driver shows", device, count);
-    }
-    if (here.context && here.device != device) {
-      fail("GPU {} was asked for, but GPU {} is open in this process", device, here.device);
-    }
-    const Properties found = properties_of(device);
-    if (!here.context) {
-      BRRR_CALL(cudaSetDevice, device);
-      here.calls.emplace();
-      here.device = device;
-      here.major = found.major;
-      here.minor = found.minor;
-      check(here.calls->current_context(&here.context), "cuCtxGetCurrent");
-    }
-    *properties = found;
+    expect_device();
+    *found = properties();
+    if (here.context) return;
+    BRRR_CALL(cudaSetDevice, kDevice);
+    here.calls.emplace();
+    here.major = found->major;
+    here.minor = found->minor;
+    check(here.calls->current_context(&here.context), "cuCtxGetCurrent");
   });
 }
 
@@ -292,7 +282,9 @@ Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], siz
   });
 }
 
-constexpr Driver driver{.open = open,
+constexpr Driver driver{.abi = kAbi,
+                        .name = "cuda",
+                        .open = open,
                         .allocate = allocate,
                         .release = release,
                         .allocate_pinned = allocate_pinned,
@@ -317,16 +309,11 @@ constexpr Driver driver{.open = open,
                         .upload = upload,
                         .launch_graph = launch_graph,
                         .release_graph = release_graph,
-                        .graph_bytes = graph_bytes,
-                        .arena = arena};
-
-constexpr Tools tools{.compile = compile,
-                      .release_image = release_image,
-                      .compiler_version = compiler_version,
-                      .choose = choose,
-                      .multiply = multiply};
-
-constexpr Boundary boundary{.abi = kAbi, .name = "cuda", .driver = &driver, .tools = &tools};
+                        .arena = arena,
+                        .compile = compile,
+                        .compiler_version = compiler_version,
+                        .choose = choose,
+                        .multiply = multiply};
 
 }  // namespace
 
@@ -342,14 +329,12 @@ void* find_in_driver(const char* name, [[maybe_unused]] int version) {
   return result == cudaDriverEntryPointSuccess ? found : nullptr;
 }
 
-int open_device() { return here.device; }
-
 void enter() {
   if (!here.context) fail("no GPU is open");
   // Asked for each time, because the thread may be new or other code may have changed it.
   CUcontext current = nullptr;
   check(here.calls->current_context(&current), "cuCtxGetCurrent");
-  if (current != here.context) BRRR_CALL(cudaSetDevice, here.device);
+  if (current != here.context) BRRR_CALL(cudaSetDevice, kDevice);
 }
 
 cudaStream_t stream_of(Stream* s) {
@@ -375,6 +360,6 @@ void check(CUresult status, const char* call) {
 }  // namespace brrr::cuda
 
 /// The module's one exported function.
-extern "C" [[gnu::visibility("default")]] const brrr::cuda::Boundary* brrr_cuda_boundary() {
-  return &brrr::cuda::boundary;
+extern "C" [[gnu::visibility("default")]] const brrr::cuda::Driver* brrr_cuda_boundary() {
+  return &brrr::cuda::driver;
 }

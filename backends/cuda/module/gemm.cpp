@@ -5,7 +5,6 @@
 
 #include <limits>
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 #include "backends/cuda/module/module.h"
@@ -13,17 +12,6 @@
 namespace brrr::cuda {
 
 namespace {
-
-template <auto destroy> struct Destroy {
-  template <class T> void operator()(T* handle) const { destroy(handle); }
-};
-
-template <class Handle, auto destroy>
-using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy<destroy>>;
-
-using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 struct Types {
   cudaDataType_t data;
@@ -49,40 +37,28 @@ cublasLtHandle_t library() {
   return handle;
 }
 
-Operation make_operation(const Types& types, bool trans_first, bool trans_second) {
-  cublasLtMatmulDesc_t made = nullptr;
-  BRRR_CALL(cublasLtMatmulDescCreate, &made, types.compute, types.scale);
-  Operation operation(made);
-  auto set = [&](cublasLtMatmulDescAttributes_t which, bool transposed) {
-    const cublasOperation_t value = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    BRRR_CALL(cublasLtMatmulDescSetAttribute, made, which, &value, sizeof value);
-  };
-  set(CUBLASLT_MATMUL_DESC_TRANSA, trans_first);
-  set(CUBLASLT_MATMUL_DESC_TRANSB, trans_second);
-  return operation;
+void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t which, bool transposed) {
+  const cublasOperation_t value = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  BRRR_CALL(cublasLtMatmulDescSetAttribute, operation, which, &value, sizeof value);
 }
 
 // Of `batch` row-major matrices or, where they are transposed, of what these were made from.
-Layout make_layout(cudaDataType_t type, int64_t rows, int64_t columns, bool transposed, int64_t ld,
-                   int64_t batch, int64_t stride) {
+void describe(cublasLtMatrixLayout_t layout, cudaDataType_t type, int64_t rows, int64_t columns,
+              bool transposed, int64_t ld, int64_t batch, int64_t stride) {
   if (transposed) std::swap(rows, columns);
-  cublasLtMatrixLayout_t made = nullptr;
-  BRRR_CALL(cublasLtMatrixLayoutCreate, &made, type, columns, rows, ld);
-  Layout layout(made);
+  BRRR_CALL(cublasLtMatrixLayoutInit, layout, type, columns, rows, ld);
   const int32_t count = static_cast<int32_t>(batch);
-  BRRR_CALL(cublasLtMatrixLayoutSetAttribute, made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+  BRRR_CALL(cublasLtMatrixLayoutSetAttribute, layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
             sizeof count);
-  BRRR_CALL(cublasLtMatrixLayoutSetAttribute, made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+  BRRR_CALL(cublasLtMatrixLayoutSetAttribute, layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
             &stride, sizeof stride);
-  return layout;
 }
 
-Preference make_preference(size_t workspace_bytes) {
-  cublasLtMatmulPreference_t made = nullptr;
-  BRRR_CALL(cublasLtMatmulPreferenceCreate, &made);
-  Preference preference(made);
+cublasLtMatmulPreferenceOpaque_t make_preference(size_t workspace_bytes) {
+  cublasLtMatmulPreferenceOpaque_t preference{};
+  BRRR_CALL(cublasLtMatmulPreferenceInit, &preference);
   auto set = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
-    BRRR_CALL(cublasLtMatmulPreferenceSetAttribute, made, which, &value, sizeof value);
+    BRRR_CALL(cublasLtMatmulPreferenceSetAttribute, &preference, which, &value, sizeof value);
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
   // Parts of a sum that was split over k are kept in the type of accumulation and added in a step
@@ -102,9 +78,9 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % kGemmAlign
 }  // namespace
 
 struct Gemm {
-  Types types;
-  Operation operation;
-  Layout a, b, c;
+  bool wide;  // Its scale is a double.
+  cublasLtMatmulDescOpaque_t operation;
+  cublasLtMatrixLayoutOpaque_t a, b, c;
   cublasLtMatmulAlgo_t algorithm;
   size_t workspace_bytes;
 };
@@ -114,20 +90,20 @@ Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** gemm) {
     const GemmShape& s = *shape;
     if (s.batch > std::numeric_limits<int32_t>::max()) fail("{} products in one call", s.batch);
     const Types types = types_of(s);
-    auto made = std::make_unique<Gemm>(
-        Gemm{types,
-             make_operation(types, s.trans_b, s.trans_a),
-             make_layout(types.data, s.m, s.k, s.trans_a, s.lda, s.batch, s.stride_a),
-             make_layout(types.data, s.k, s.n, s.trans_b, s.ldb, s.batch, s.stride_b),
-             make_layout(types.data, s.m, s.n, false, s.ldc, s.batch, s.stride_c),
-             {},
-             0});
-    const Preference preference = make_preference(workspace_bytes);
+    auto made = std::make_unique<Gemm>();
+    made->wide = types.scale == CUDA_R_64F;
+    BRRR_CALL(cublasLtMatmulDescInit, &made->operation, types.compute, types.scale);
+    set(&made->operation, CUBLASLT_MATMUL_DESC_TRANSA, s.trans_b);
+    set(&made->operation, CUBLASLT_MATMUL_DESC_TRANSB, s.trans_a);
+    describe(&made->a, types.data, s.m, s.k, s.trans_a, s.lda, s.batch, s.stride_a);
+    describe(&made->b, types.data, s.k, s.n, s.trans_b, s.ldb, s.batch, s.stride_b);
+    describe(&made->c, types.data, s.m, s.n, false, s.ldc, s.batch, s.stride_c);
+    auto preference = make_preference(workspace_bytes);
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        library(), made->operation.get(), made->b.get(), made->a.get(), made->c.get(),
-        made->c.get(), preference.get(), 1, &best, &found);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(library(), &made->operation, &made->b, &made->a, &made->c,
+                                       &made->c, &preference, 1, &best, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
       fail(
           "no algorithm of cublasLt multiplies {} times {}x{}{} by {}x{}{} (leading dimensions "
@@ -154,10 +130,9 @@ Failure multiply(Gemm* gemm, const void* a, const void* b, void* c, void* worksp
     }
     static constexpr float one = 1, zero = 0;
     static constexpr double one64 = 1, zero64 = 0;
-    const bool wide = gemm->types.scale == CUDA_R_64F;
-    BRRR_CALL(cublasLtMatmul, library(), gemm->operation.get(),
-              wide ? static_cast<const void*>(&one64) : &one, b, gemm->b.get(), a, gemm->a.get(),
-              wide ? static_cast<const void*>(&zero64) : &zero, c, gemm->c.get(), c, gemm->c.get(),
+    BRRR_CALL(cublasLtMatmul, library(), &gemm->operation,
+              gemm->wide ? static_cast<const void*>(&one64) : &one, b, &gemm->b, a, &gemm->a,
+              gemm->wide ? static_cast<const void*>(&zero64) : &zero, c, &gemm->c, c, &gemm->c,
               &gemm->algorithm, workspace, workspace_bytes, stream);
   });
 }

@@ -113,7 +113,7 @@ Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
   });
 }
 
-Failure upload(Graph* g, Stream* s, bool* done) {
+Failure upload(Graph* g, Stream* s, bool* done, size_t* bytes) {
   *done = false;
   return on_device([&] {
     g->bytes += memory_taken([&] {
@@ -125,6 +125,7 @@ Failure upload(Graph* g, Stream* s, bool* done) {
       }
       *done = enough(cudaGraphUpload(g->exec, stream_of(s)), "cudaGraphUpload");
     });
+    *bytes = g->bytes;
   });
 }
 
@@ -142,11 +143,6 @@ Failure release_graph(Graph* g) {
     delete g;
     if (exec) BRRR_CALL(cudaGraphExecDestroy, exec);
   });
-}
-
-Failure graph_bytes(Graph* g, size_t* bytes) {
-  *bytes = g->bytes;
-  return nullptr;
 }
 
 }  // namespace brrr::cuda

@@ -41,9 +41,9 @@ template <class Work> Failure guarded(Work work) noexcept {
   }
 }
 
+inline constexpr int kDevice = 0;  ///< CUDA_VISIBLE_DEVICES chooses which that is.
 /// The thread's next calls act on the device that `Driver::open` has opened.
 void enter();
-int open_device();
 cudaStream_t stream_of(Stream* s);
 /// A function of the driver, which the module does not link, as of a version of CUDA; null where
 /// the driver is older.
@@ -94,16 +94,14 @@ template <class Work> Failure in_stream(Stream* s, Work work) {
 
 Failure begin_capture(Stream* s);
 Failure end_capture(Stream* s, Graph** g, size_t* nodes);
-Failure upload(Graph* g, Stream* s, bool* done);
+Failure upload(Graph* g, Stream* s, bool* done, size_t* bytes);
 Failure launch_graph(Graph* g, Stream* s);
 Failure release_graph(Graph* g);
-Failure graph_bytes(Graph* g, size_t* bytes);
 
 Failure arena(size_t bytes, void** begin, bool* done);
 
-Failure compile(const char* source, const char* name, int major, int minor, void** image,
+Failure compile(const char* source, const char* name, int major, int minor, const char** image,
                 size_t* bytes);
-void release_image(void* image);
 int compiler_version();
 
 Failure choose(const GemmShape* shape, size_t workspace_bytes, Gemm** gemm);
