@@ -94,8 +94,18 @@ threads() {
   echo "--threads 5: four threads more than --threads 1"
 }
 
+# Launchers share no folder, and leave none.
+folders() {
+  local first second
+  first=$(bash "$here/launch.sh" "$mpirun" 1 bash -c 'echo "$TMPDIR"')
+  second=$(bash "$here/launch.sh" "$mpirun" 1 bash -c 'echo "$TMPDIR"')
+  [[ "$first" == /* && "$second" == /* && "$first" != "$second" ]] || fail "one folder: $first $second"
+  for (( t = 0; t < 100; ++t )); do [[ -e "$first" || -e "$second" ]] || break; sleep 0.1; done
+  [[ ! -e "$first" && ! -e "$second" ]] || fail "left: $first or $second"
+}
+
 # Most of the time they wait: side by side.
-parts=(starts_and_ends peers_that_leave collectives_that_differ programs loss threads) running=()
+parts=(folders starts_and_ends peers_that_leave collectives_that_differ programs loss threads) running=()
 for part in "${parts[@]}"; do
   mkdir "$work/$part"
   ( trap - EXIT; work="$work/$part"; "$part" ) >"$work/$part.log" 2>&1 &
