@@ -125,7 +125,6 @@ struct Recorder : Placeholders {
   uint64_t number = 0;     ///< Of this call of a step; tape nodes made inside it have it.
   bool sets_rng = false;   ///< The step has set the random stream itself.
   bool goes_back = false;  ///< A backward pass has used a tape node from before the step.
-  uint64_t modes = 0;      ///< Modules left in another mode than they were in: their hashes.
 };
 
 /// Throws inside a recorded step: `what` needs data that does not exist yet. Also throws when `t`

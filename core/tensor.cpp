@@ -202,7 +202,13 @@ const Tensor& Tensor::set_requires_grad(bool on) const {
   return *this;
 }
 
-Tensor Tensor::grad() const { return Tensor(Ref<TensorImpl>::share(need(*this, "grad").grad)); }
+Tensor Tensor::grad() const {
+  TensorImpl& t = need(*this, "grad");
+  // What a function does for want of one, as an update that it leaves out, a frozen step does only
+  // while there is none.
+  if (!t.grad) before_change(t, Field::Grad);
+  return Tensor(Ref<TensorImpl>::share(t.grad));
+}
 
 void Tensor::set_grad(const Tensor& g) const {
   TensorImpl& t = need(*this, "set_grad");

@@ -68,6 +68,7 @@ class DevicePlan final : public DeviceKernels {
     const std::lock_guard lock(lending());
     keep_results(now);
     bind(now.bindings);
+    thread_own<Refused>().clear();
     for (const External& x : externals_) {
       if (x.in_slot) device_.copy(x.slot_begin(), x.now + x.low, x.bytes());
     }
@@ -82,8 +83,12 @@ class DevicePlan final : public DeviceKernels {
     counts_.launches = direct ? 0 : 1;
     if (direct) launch_directly(now.bindings);
     counts_.direct += direct && !watched;
-    for (size_t k = 0; k < externals_.size(); ++k) {
-      if (externals_[k].in_slot && is_written(k)) copy_back(k, now.bindings[k]);
+    try {
+      for (size_t k = 0; k < externals_.size(); ++k) {
+        if (externals_[k].in_slot && is_written(k)) copy_back(k, now.bindings[k]);
+      }
+    } catch (const Error& e) {  // The step is done, and all else of it goes on.
+      thread_own<Refused>().assign(e.what());
     }
     hand_out(now.survivors);
   }
@@ -96,10 +101,17 @@ class DevicePlan final : public DeviceKernels {
     return graph_ && branches_.count && branches_.beside[group];
   }
   void report_faults() const override {
+    const std::string& why = thread_own<Refused>();
+    BRRR_CHECK(why.empty(),
+               "step: it is done, but an input or state that it writes, and that lies elsewhere "
+               "than before, is not up to date: {}",
+               why);
     if (wait_) device_.synchronize();
   }
 
  private:
+  /// Why the thread's last replay, which is done, could not be copied back; "" if it was.
+  struct Refused : std::string {};
   /// What the step touches of an external storage, in bytes from where the binding begins.
   struct External : Extent {
     bool in_slot = false;  ///< The captured kernels use the slot.
@@ -293,7 +305,7 @@ class DevicePlan final : public DeviceKernels {
   }
 
   // Two branches take more memory beside the planned than one, where they take any.
-  void note_spoilt(const Error& e) {
+  void note_spoilt(const std::exception& e) {
     if (++spoilt_ > 1) branches_ = {};
     retry_at_ = 4 * (counts_.direct + 1);
     counts_.failure = e.what();
@@ -312,7 +324,7 @@ class DevicePlan final : public DeviceKernels {
       counts_.beside = branches_.count;
       ++counts_.captures;
       spoilt_ = 0;
-    } catch (const Error& e) {
+    } catch (const std::exception& e) {  // Of the system's, too: what follows is not to be noted.
       device_queue::abandon_capture();
       note_spoilt(e);
     }

@@ -141,7 +141,15 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   for (const Tensor* t : s.results) {
     const bool made =
         t->defined() && std::ranges::find(s.survivors, t->impl()->storage) != s.survivors.end();
-    if (made) f.effects.results.push_back({t->impl()->value, t->impl()->view});
+    if (made) {
+      uint32_t same = f.effects.gradient(t->impl());
+      if (same == kNone && t->impl()->refs.get() > 1) {
+        const auto first = std::ranges::find(s.results, t->impl(), &Tensor::impl);
+        if (*first != t)
+          same = static_cast<uint32_t>(f.effects.gradients.size() + (first - s.results.begin()));
+      }
+      f.effects.results.push_back({t->impl()->value, t->impl()->view, same});
+    }
     if (!made) f.refusal = "a result is undefined, or not made by the step";
     if (made && t->impl()->requires_grad() && !t->impl()->grad_fn) {
       f.refusal = "a result is a leaf that requires grad; set that outside, on what it returns";
@@ -151,7 +159,8 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     const bool foreign = g.leaf.impl()->grad && g.value == kNone;
     if (foreign) f.refusal = "a grad field is set to a tensor from outside";
     const auto is_leaf = [&](const Tensor* t) { return t->impl() == g.leaf.impl(); };
-    if (std::any_of(args, args + n, is_leaf)) f.refusal = "it sets the gradient of an argument";
+    if (std::any_of(args, args + n, is_leaf))
+      f.refusal = "it sets or looks for the gradient of an argument";
   }
   if (std::count(f.effects.cells.begin(), f.effects.cells.end(), Ref<ControlCell>())) {
     f.refusal =
@@ -247,7 +256,7 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
   const RngState found = rng_state();
   if (f.sets_rng && (found.seed != f.left.seed || found.draw != f.left.draw)) return nullptr;
   // What a backward pass does, set a gradient or add to it, depends on there being one.
-  for (const auto& [leaf, id, had, view] : f.effects.gradients) {
+  for (const auto& [leaf, id, had, view, same] : f.effects.gradients) {
     if ((leaf.impl()->grad != nullptr) != had) return nullptr;
   }
   for (const Effects::Mark& m : f.effects.marks) {

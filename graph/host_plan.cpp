@@ -15,8 +15,9 @@ namespace {
 Target target_of(const StepOptions& options) {
   // About what a second cache holds, and half as much again, because a value is read soon after it
   // is written; smaller parts cost more in products than the larger cache behind it does.
-  constexpr int64_t suits = 3 << 19;
-  const int64_t each = std::max<int64_t>(0, options.part_bytes ? options.part_bytes : suits);
+  constexpr int64_t suits = 3 << 19, most = int64_t{1} << 40;
+  const int64_t asked = options.part_bytes ? options.part_bytes : suits;
+  const int64_t each = std::clamp<int64_t>(asked, 0, most);
   return {.part_bytes = each * backend(DeviceType::CPU).properties().multiprocessors};
 }
 

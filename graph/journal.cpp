@@ -15,6 +15,13 @@ void Pass::forget_changes() noexcept {
   used_nodes_.clear();
 }
 
+uint32_t Effects::gradient(const TensorImpl* t) const {
+  if (!t || t->refs.get() == 1) return kNone;
+  const auto now = [](const Gradient& g) { return g.leaf.impl()->grad; };
+  const auto at = std::ranges::find(gradients, t, now);
+  return at == gradients.end() ? kNone : static_cast<uint32_t>(at - gradients.begin());
+}
+
 // Whether the call has drawn where the recording did, counted from the call's beginning.
 bool Pass::draws_in_turn() const {
   const RngState now = rng_state();
@@ -34,7 +41,8 @@ void Pass::note_effects() {
       const TensorImpl* now = c.tensor->grad;
       const bool made = now && now->storage->pass == this;
       effects_.gradients.push_back({Tensor(c.tensor), made ? now->value : kNone,
-                                    static_cast<bool>(c.grad), made ? now->view : View::No});
+                                    static_cast<bool>(c.grad), made ? now->view : View::No,
+                                    effects_.gradient(now)});
     }
     if (c.field == Field::Version) effects_.written.push_back(external_of(*c.storage));
     if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
@@ -45,16 +53,22 @@ void Pass::note_effects() {
   if ((sets_rng || expected_->other_stream) && !draws_in_turn())
     host_effect_ = "it sets the random stream itself, or did so when it was recorded";
   if (goes_back) host_effect_ = "it runs backward through a tape from before the step";
-  if (modes)
-    host_effect_ =
-        "it left a module in another mode (train, eval) than it found it in; call it once more, or "
-        "switch outside";
   if (!cells_.empty()) leaves_.clear();
+  // By more than the journal: else it was that of a module which the step has made, and is gone.
+  const auto is_held = [&](const Ref<ControlCell>& cell) {
+    const auto own = std::ranges::count(cells_, cell, [](const auto& c) { return c.first; });
+    return cell->refs.get() > static_cast<uint32_t>(own);
+  };
   for (const auto& [cell, before] : cells_) {
-    const bool mark = cell->kind == ControlCell::Mark;
-    if (!mark) host_effect_ = "it sets a learning rate or the like itself";
-    if (mark && leaves_.insert(cell.get())) {
-      effects_.marks.push_back({cell, before, cell->value});
+    const bool first = leaves_.insert(cell.get());
+    if (cell->kind == ControlCell::Mark) {
+      if (first) effects_.marks.push_back({cell, before, cell->value});
+    } else if (cell->kind != ControlCell::Mode) {
+      host_effect_ = "it sets a learning rate or the like itself";
+    } else if (first && cell->value != before && is_held(cell)) {
+      host_effect_ =
+          "it left a module in another mode (train, eval) than it found it in; call it once more, "
+          "or switch outside";
     }
   }
 }
@@ -132,14 +146,19 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
     if ((t.impl()->view = view) != View::No) s->views.retain();
     return t;
   };
-  for (const auto& [leaf, id, had, view] : e.gradients) {
-    if (keeps_gradient(leaf.impl()->grad, id, view, safe)) continue;
-    leaf.set_grad(id == kNone ? Tensor() : tensor(id, view));
+  const auto made = [&](uint32_t id, View view, uint32_t same) {
+    if (same == kNone) return id == kNone ? Tensor() : tensor(id, view);
+    const size_t n = e.gradients.size();
+    return same < n ? e.gradients[same].leaf.grad() : results[same - n];
+  };
+  for (const auto& [leaf, id, had, view, same] : e.gradients) {
+    if (same == kNone && keeps_gradient(leaf.impl()->grad, id, view, safe)) continue;
+    leaf.set_grad(made(id, view, same));
   }
   for (const auto& [cell, before, after] : e.marks) {
     if (before != after) set_control(*cell, after);
   }
-  for (const auto& [id, view] : e.results) results.push_back(tensor(id, view));
+  for (const auto& [id, view, same] : e.results) results.push_back(made(id, view, same));
 }
 
 void Pass::abort() noexcept {

@@ -60,7 +60,6 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   rng_before_ = rng_state();
   drawn_before_ = draws_taken();
   sets_rng = goes_back = false;
-  modes = 0;
   if (!fresh_.paths.empty()) fresh_ = Recording();
   windows_.clear();
   expect(candidates_.empty() ? nullptr : candidates_[0]);

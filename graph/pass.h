@@ -37,10 +37,13 @@ struct Effects {
     uint32_t value;  ///< kNone: it was taken away.
     bool had;        ///< There was one before the call.
     View view;
+    uint32_t same;  ///< The number of an earlier gradient or, counted on, result that is this very
+                    ///< object; or kNone.
   };
   struct Result {
     uint32_t value;
     View view;
+    uint32_t same;
   };
   /// Set by the call.
   struct Mark {
@@ -55,6 +58,8 @@ struct Effects {
   std::vector<Ref<ControlCell>> cells;
   std::vector<Mark> marks;
 
+  /// The number of the gradient that is `t`, or kNone.
+  uint32_t gradient(const TensorImpl* t) const;
   void clear() noexcept;
 };
 

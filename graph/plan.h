@@ -72,8 +72,8 @@ class Plan : NotCopied {
 
   /// Where replays run.
   virtual Device device() const = 0;
-  /// After a step's effects are there: where BRRR_SYNC_AFTER_REPLAY asks for it, waits for the
-  /// device and throws what it found wrong. The step has happened.
+  /// After a step's effects are there: throws what the device refused once they were queued, and
+  /// where BRRR_SYNC_AFTER_REPLAY asks for it waits for what it found wrong. The step has happened.
   virtual void report_faults() const {}
   /// By survivor: nothing can fail any more once it is written, so that an old gradient's memory
   /// may be its. Null where a replay has its own ways.

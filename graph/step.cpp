@@ -139,7 +139,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   ++stats_.recordings;
   stats_.record_seconds += seconds;
   if (!why.empty()) log("new recording: " + why);
-  if (++in_a_row_ == 2 * options_.max_entries) {
+  if (++in_a_row_ == 2 * int64_t{options_.max_entries}) {
     warn(std::to_string(in_a_row_) +
          " calls in a row made a recording each, which takes longer than an eager call; fewer "
          "shapes, a larger max_entries or Mode::Eager would help");

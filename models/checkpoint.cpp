@@ -26,13 +26,13 @@ static constexpr const char* kSeed = "brrr.rng_seed";
 static constexpr const char* kDraw = "brrr.rng_draw";
 
 // f(name, part) for those that are there. The schedule sets the lr, the optimiser's own comes
-// later.
+// later. The model is last: it needs no memory to be loaded, or what the optimiser has needed.
 template <class F> static void each_part(const TrainingState& s, const F& f) {
-  if (s.model) f("model", *s.model);
-  if (s.schedule) f("schedule", *s.schedule);
-  if (s.optimizer) f("optimizer", *s.optimizer);
   if (s.loader) f("loader", *s.loader);
   if (s.scaler) f("scaler", *s.scaler);
+  if (s.schedule) f("schedule", *s.schedule);
+  if (s.optimizer) f("optimizer", *s.optimizer);
+  if (s.model) f("model", *s.model);
 }
 
 // The entries "prefix.name" of `dict`, as "name".
@@ -133,13 +133,15 @@ void load_checkpoint(const std::string& path, TrainingState& s) {
   const auto seed = take_number<uint64_t>(path, metadata, kSeed);
   const auto draw = take_number<uint64_t>(path, metadata, kDraw);
   BRRR_CHECK(step >= 0, "load_checkpoint: {}: the step is {}", path, step);
-  each_part(s, [&](const char* name, const auto& part) {
+  const auto check = [&](const char* name, const auto& part) {
     try {
       part.check_state_dict(with_prefix(all, name));
     } catch (const Error& e) {
       fail("load_checkpoint: {}: the {} does not fit: {}", path, name, e.what());
     }
-  });
+  };
+  if (s.model) check("model", *s.model);  // Another one's optimiser does not fit either.
+  each_part(s, check);
   // Only now does anything change.
   each_part(s, [&](const char* name, auto& part) { part.load_state_dict(with_prefix(all, name)); });
   set_rng_state({seed, draw});

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "core/address_set.h"
 #include "core/check.h"
+#include "core/context.h"
 #include "models/data_parallel.h"
 #include "models/sharding.h"
 #include "ops/dist_ops.h"
@@ -29,11 +31,24 @@ GradScaler::GradScaler(const GradScalerOptions& o) : options_(o) {
 Tensor GradScaler::scale(const Tensor& loss) const {
   BRRR_CHECK(loss.defined() && is_floating(loss.dtype()),
              "GradScaler::scale: the loss is {}; give a floating tensor", describe(loss));
+  BRRR_CHECK(loss.device() == scale_.device(),
+             "GradScaler::scale: the loss is on {}, the scale on {}; give the scaler that .device",
+             name(loss.device()), name(scale_.device()));
   return loss.to(promote(loss.dtype(), kFloat32)) * scale_;
 }
 
 Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
   dist::gradients_used("GradScaler::unscale_", parameters);
+  divided_.resize(static_cast<size_t>(count_->value));
+  AddressSet before;
+  for (const void* p : divided_) before.insert(p);
+  for (const Tensor& p : parameters) {
+    BRRR_CHECK(!before.contains(p.impl()),
+               "GradScaler::unscale_: the gradient of {} was divided since the last update(); call "
+               "it once a step, after the last backward, and end the step with update()",
+               describe(p));
+    divided_.push_back(p.impl());
+  }
   NoGradGuard guard;
   const Tensor inverse = 1.0 / scale_;
   // 0 * g is 0, or NaN where g is not finite, and so are sums of it: no sum overflows.
@@ -42,6 +57,7 @@ Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
     g.mul_(inverse);
     zeros.push_back((g * 0.0).sum().to(kFloat32));
   }
+  set_control(*count_, static_cast<double>(divided_.size()));
   // Of one rank there may be none where others have some.
   const Tensor sum = zeros.empty() ? full({}, 0, kFloat32, options_.device) : stack(zeros).sum();
   const auto sharding = dist::Sharding::of(parameters);
@@ -51,6 +67,7 @@ Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
 void GradScaler::update(const Tensor& skipped) const {
   BRRR_CHECK(skipped.defined() && skipped.dtype() == kBool && skipped.dim() == 0,
              "GradScaler::update: {} is no result of unscale_", describe(skipped));
+  set_control(*count_, 0);
   NoGradGuard guard;
   const Tensor good = good_steps_ + 1;
   const Tensor due = good >= options_.interval;
@@ -74,6 +91,7 @@ void GradScaler::check_state_dict(const StateDict& dict) const {
 void GradScaler::load_state_dict(const StateDict& dict) const {
   check_state_dict(dict);
   copy_state(state(), dict);
+  set_control(*count_, 0);
 }
 
 }  // namespace brrr::optim

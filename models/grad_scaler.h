@@ -1,6 +1,7 @@
 #pragma once
 // Loss scaling for float16, whose gradients would underflow (Micikevicius et al., 2018).
 
+#include "core/op.h"
 #include "models/optim.h"
 
 namespace brrr::optim {
@@ -32,7 +33,7 @@ class GradScaler : NotCopied {
   Tensor scale(const Tensor& loss) const;
   /// Divides the parameters' gradients by the scale, in place, a shared one once. Returns a 0-d
   /// bool: whether any of them is infinite or NaN. Throws where a DataParallel has yet to exchange
-  /// them.
+  /// them, and where there was no update() since it divided one of them.
   Tensor unscale_(const std::vector<Tensor>& parameters) const;
   /// Shrinks the scale if the step was skipped, else counts it and lets the scale grow when due.
   /// The scale stays within [2^-126, 2^126], so that it always has an inverse.
@@ -50,6 +51,9 @@ class GradScaler : NotCopied {
   std::vector<NamedTensor> state() const;
   GradScalerOptions options_;
   Tensor scale_, good_steps_;
+  // Parameters since the last update(): the first count_; those behind them a step has undone.
+  mutable std::vector<const void*> divided_;
+  const Ref<ControlCell> count_ = control_cell(0, ControlCell::Mark);
 };
 
 }  // namespace brrr::optim

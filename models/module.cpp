@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 
 #include "core/check.h"
 #include "core/context.h"
-#include "core/hash.h"
 #include "models/sharding.h"
 #include "ops/pointwise_ops.h"
 
@@ -138,13 +136,10 @@ void Module::zero_grad() const {
 }
 
 void Module::train(bool on) {
-  if (training_ != on) {
+  if (is_training() != on) {
     bump_settings_epoch();
-    Fnv its;
-    its.add(std::bit_cast<uintptr_t>(this));
-    if (Recorder* const r = context.recorder) r->modes ^= its.hash;
+    set_control(*training_, on);
   }
-  training_ = on;
   for (auto& [name, child] : children_) child->train(on);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/address_set.h"
+#include "core/op.h"
 #include "models/state_dict.h"
 
 namespace brrr::models {
@@ -35,10 +36,10 @@ class Module : NotCopied {
   int64_t num_parameters() const;
   void zero_grad() const;
 
-  /// Switches dropout and the like, here and in all children.
+  /// Switches dropout and the like, here and in all children. Undone if a step throws that does it.
   void train(bool on = true);
   void eval() { train(false); }
-  bool is_training() const { return training_; }
+  bool is_training() const { return training_->value != 0; }
 
   /// Moves or converts parameters, buffers and gradients. Handles stay valid, but an optimiser
   /// keeps its state where it was: make it afterwards. A dtype applies to floating tensors only.
@@ -69,7 +70,7 @@ class Module : NotCopied {
   void check_name(const char* what, const std::string& name) const;
 
   std::string name_;
-  bool training_ = true;
+  Ref<ControlCell> training_ = control_cell(1, ControlCell::Mode);
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, Module*>> children_;
 };

@@ -6,6 +6,7 @@
 #include <set>
 #include <span>
 
+#include "core/address_set.h"
 #include "core/check.h"
 #include "core/tensor_impl.h"
 #include "core/text.h"
@@ -60,15 +61,18 @@ void check_state(const std::string& what, const std::vector<NamedTensor>& target
 
 void copy_state(const std::vector<NamedTensor>& targets, const StateDict& dict) {
   NoGradGuard guard;
-  // Everything that may run out of memory comes before the first write. The copies also make a
-  // dict right that shares memory with the targets under other names.
+  AddressSet written;
+  for (const auto& [name, target] : targets) written.insert(target.impl()->storage);
+  // Everything that may run out of memory comes before the first write. Copies also make a dict
+  // right that shares memory with the targets under other names; without need there are none, so
+  // that a checkpoint in memory is loaded whole.
   std::vector<std::pair<Tensor, Tensor>> work;
   for (const auto& [name, target] : targets) {
     const auto it = dict.find(name);
     if (it == dict.end()) continue;
-    const Tensor source = it->second.detach();
-    work.emplace_back(
-        target, source.device() == target.device() ? source.clone() : source.to(target.device()));
+    const Tensor source = it->second.detach().to(target.device());
+    const bool shared = written.contains(source.impl()->storage);
+    work.emplace_back(target, shared ? source.clone() : source);
   }
   for (const auto& [target, source] : work) target.copy_(source);
 }

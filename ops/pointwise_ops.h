@@ -121,12 +121,13 @@ Tensor pow(const Tensor& x, const Tensor& e);
 Tensor pow(const Tensor& x, Scalar e);
 
 // --- activations: activation.cpp -----------------------------------------------------------------
-Tensor relu(const Tensor& x);  ///< max(x, 0)
-Tensor leaky_relu(const Tensor& x, double slope = 0.01);
-Tensor elu(const Tensor& x, double alpha = 1.0);  ///< x > 0 ? x : alpha * (exp(x) - 1)
-/// x * Phi(x); `approximate` "none" uses erf, "tanh" the formula of Hendrycks and Gimpel (2016).
+Tensor relu(const Tensor& x);                             ///< max(x, 0)
+Tensor leaky_relu(const Tensor& x, double slope = 0.01);  ///< x > 0 ? x : slope * x (float)
+Tensor elu(const Tensor& x, double alpha = 1.0);  ///< x > 0 ? x : alpha * (exp(x) - 1) (float)
+/// x * Phi(x) (float); `approximate` "none" uses erf, "tanh" the formula of Hendrycks and Gimpel
+/// (2016).
 Tensor gelu(const Tensor& x, const std::string& approximate = "none");
-Tensor silu(const Tensor& x);      ///< x * sigmoid(x)
-Tensor softplus(const Tensor& x);  ///< log(1 + exp(x)), without overflow
+Tensor silu(const Tensor& x);      ///< x * sigmoid(x) (float)
+Tensor softplus(const Tensor& x);  ///< log(1 + exp(x)), without overflow (float)
 
 }  // namespace brrr

@@ -1,8 +1,9 @@
 #pragma once
-// Reductions over any dims; no dims means all. See the members of Tensor for the common ones.
+// Reductions over any dims; no dims means all. See the members of Tensor for the common ones. sum
+// and prod of integers and bool give int64; mean, var, norm and logsumexp take floats only.
 //
 // The order of a reduction is a function of the logical shape, the dims and the device only, never
-// of strides, vector width or threads (ops/reduction.h says which).
+// of strides, vector width or threads (ops/kinds/reduction.h says which).
 
 #include <utility>
 
@@ -10,8 +11,8 @@
 
 namespace brrr {
 
-Tensor sum(const Tensor& x, const IntList& dims = {}, bool keepdim = false);   ///< ints give int64
-Tensor mean(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< floats only
+Tensor sum(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
+Tensor mean(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
 Tensor prod(const Tensor& x, const IntList& dims = {}, bool keepdim = false);
 Tensor amax(const Tensor& x, const IntList& dims = {}, bool keepdim = false);  ///< ties share
 Tensor amin(const Tensor& x, const IntList& dims = {}, bool keepdim = false);

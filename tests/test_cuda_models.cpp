@@ -157,6 +157,13 @@ TEST_CASE("cuda: what is made without a device goes to the default one, in this 
   CHECK(zeros({2}).device() == before);
 }
 
+TEST_CASE("cuda: a scaler that is elsewhere than the loss says so") {
+  if (!have_device()) return;
+  const optim::GradScaler scaler({.device = kCPU});
+  CHECK(error_of([&] { scaler.scale(ones({}, kCUDA)); }) ==
+        "GradScaler::scale: the loss is on cuda:0, the scale on cpu; give the scaler that .device");
+}
+
 TEST_CASE("cuda: gradcheck takes inputs on the device") {
   if (!have_device()) return;
   const auto fn = [](const std::vector<Tensor>& in) { return (in[0] * in[1].exp()).tanh(); };

@@ -168,6 +168,20 @@ TEST_CASE("cuda module: threads compile side by side, each with words of its own
   CHECK(contains(words, "\"wrong\""));
 }
 
+TEST_CASE("cuda module: the words of a failure hold while a thread's last objects end, too") {
+  std::string first, last;
+  std::thread([&] {
+    struct Last {
+      std::string* to;
+      ~Last() { *to = compile("", 1).failure; }
+    };
+    thread_local const Last before_the_words{&last};
+    first = compile("", 1).failure;
+  }).join();
+  CHECK(contains(first, "older than all"));
+  CHECK(last == first);
+}
+
 TEST_CASE("cuda module: without a GPU one line says why, and everything else fails in words") {
   Properties properties;
   std::string words;

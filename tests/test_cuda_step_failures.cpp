@@ -7,6 +7,7 @@
 #include "backends/cuda/device.h"
 #include "brrr.h"
 #include "tests/cuda_cases.h"
+#include "tests/heap.h"
 #include "tests/sanitizer.h"
 
 using namespace brrr;
@@ -308,10 +309,66 @@ TEST_CASE("cuda step: pitfall B5: a program that does not compile") {
   CHECK(s.launches_per_replay == 1);
 }
 
+#if !BRRR_ASAN && !BRRR_TSAN
+TEST_CASE("cuda step: pitfall B5: a capture for which the host has no memory leaves none behind") {
+  if (!have_device()) return;
+  const Tensor x = ones({3}, kCUDA), other = ones({3}, kCUDA), want = x * 2.0;
+  bool failed = true;
+  for (uint64_t k = 1; failed; ++k) {
+    auto step = brrr::step([](const Tensor& t) { return t * 2.0; },
+                           StepOptions{.build_at_first_call = true});
+    step(x);  // Captured for it, and for others anew.
+    heap_fails_at = heap_calls + k;
+    try {
+      step(other);
+    } catch (const std::exception&) {
+      // It may say so.
+    }
+    failed = heap_calls >= heap_fails_at;
+    heap_fails_at = 0;
+    check_same(on_cpu(step(x)), on_cpu(want));
+  }
+}
+#endif
+
 TEST_CASE("cuda step: pitfall A25: what is to be verified does not freeze") {
   if (!have_device()) return;
   auto step = brrr::step([](const Tensor& x) { return x * 2.0; }, StepOptions{.verify_every = 2});
   for (int i = 0; i < 3; ++i) step(ones({3}, kCUDA));
   CHECK(error_of([&] { step.freeze(); }).find("step.freeze: verify_every is 2") == 0);
   step(ones({3}, kCUDA));
+}
+
+TEST_CASE("cuda step: a copy that the device refuses leaves a step done or not, never half") {
+  if (!have_device()) return;
+  static const cuda::Driver* const real = cuda::device().driver;
+  static int left;  // Copies on the device until one is refused.
+  cuda::Driver driver = *real;
+  driver.copy = [](void* to, const void* from, size_t n, cuda::Way way, cuda::Stream* s) {
+    const bool refused = way == cuda::Way::OnDevice && n > 4 && left-- == 0;
+    return refused ? "refused" : real->copy(to, from, n, way, s);
+  };
+  const Tensor w = zeros({8}, kCUDA), a = zeros({8}, kCUDA), b = zeros({8}, kCUDA);
+  auto step = brrr::step([&](const Tensor& x) {
+    x.add_(1.0);
+    return w.add_(1.0).sum() + rand({1}, kCUDA);
+  });
+  for (int i = 0; i < 6; ++i) step(i % 2 ? a : b);
+  std::string why = "none yet";
+  int done = 0;
+  for (int k = 0; !why.empty(); ++k) {
+    CAPTURE(k);
+    const float before = w.to_vector<float>()[0];
+    const uint64_t draw = rng_state().draw, version = w.version();
+    cuda::device().driver = &driver;
+    left = k;
+    why = error_of([&] { step(k % 2 ? a : b); });
+    cuda::device().driver = real;
+    const bool happened = w.to_vector<float>()[0] == before + 1;
+    CHECK(happened == (rng_state().draw > draw));
+    CHECK(happened == (w.version() > version));
+    if (!why.empty()) done += happened;
+    CHECK((why.empty() || why.find("refused") != why.npos));
+  }
+  CHECK(done == 1);  // The copy back.
 }

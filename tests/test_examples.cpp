@@ -112,6 +112,11 @@ TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across m
   const Result other = run("train_mlp --steps 40 --hidden 32 --resume " + ck);
   CHECK(other.status == 1);
   CHECK(contains(other.text, "it was made with hidden 32,16, not 32"));
+  brrr::Metadata notes;
+  const brrr::StateDict tensors = brrr::load(ck, notes);
+  notes["brrr.step"] = "19";
+  brrr::save(ck, tensors, notes);
+  CHECK(contains(run("train_mlp --resume " + ck).text, "of step 19, its learning rate of step 20"));
 }
 
 // At a rate of 0 the weights of a run are those that it began with.
@@ -196,6 +201,8 @@ TEST_CASE("examples: a wrong option says what was expected") {
       {"train_mlp --steps 0", "expected a whole number of at least 1, got '0'"},
       {"train_mlp --steps 9223372036854775808", "from 1 to 9223372036854775807, got"},
       {"train_mlp --steps 1e3", "expected a whole number of at least 1, got '1e3'"},
+      {"train_mlp --steps x --steps 4", "expected a whole number of at least 1, got 'x'"},
+      {"train_mlp --steps 3 --steps 4", "--steps: is given twice"},
       {"train_mlp --lr nan", "expected a number of at least 0, got 'nan'"},
       {"train_mlp --dropout 1", "expected a number from 0 to 0.99, got '1'"},
       {"train_mlp --hidden 3,x", "expected a whole number of at least 1, got 'x'"},

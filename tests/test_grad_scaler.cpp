@@ -160,6 +160,26 @@ TEST_CASE("grad scaler: shared gradients once, missing ones not at all") {
   CHECK(scaler.scale(full({}, 3.0, kFloat64)).dtype() == kFloat64);
 }
 
+TEST_CASE("grad scaler: gradients are divided once a step") {
+  const Tensor p = ones({2}).set_requires_grad(true), q = ones({2}).set_requires_grad(true);
+  optim::GradScaler scaler({.scale = 4});
+  bool throws = true;
+  auto step = brrr::step([&](const Tensor& g) {
+    p.set_grad(g * 1.0);
+    scaler.unscale_({p});
+    if (throws) throw std::runtime_error("thrown out");
+  });
+  CHECK_THROWS_AS(step(full({2}, 8.0)), std::runtime_error);
+  throws = false;
+  step(full({2}, 8.0));  // The one that was thrown out does not count.
+  CHECK(contains(error_of([&] { step(full({2}, 8.0)); }), "since the last update()"));
+  CHECK(contains(error_of([&] { scaler.unscale_({q, p}); }), "since the last update()"));
+  CHECK(p.grad().to_vector<float>() == std::vector<float>{2, 2});
+  scaler.update(scaler.unscale_({q}));  // Another optimiser's.
+  scaler.unscale_({q, p});
+  CHECK(p.grad().to_vector<float>() == std::vector<float>{0.5, 0.5});
+}
+
 TEST_CASE("grad scaler: the scale stays usable, whatever happens") {
   const Tensor yes = full({}, true), no = full({}, false);
   optim::GradScaler low({.scale = 0x1p-120, .interval = 1}),

@@ -6,22 +6,24 @@
 #include <cstdlib>
 #include <new>
 
+#include "tests/heap.h"
 #include "tests/sanitizer.h"
 
 // A sanitizer has its own.
 #if !BRRR_ASAN && !BRRR_TSAN
 
-static thread_local uint64_t heap_calls = 0;
+thread_local uint64_t brrr::test::heap_calls = 0, brrr::test::heap_fails_at = 0;
 
 void* operator new(size_t bytes) {
-  ++heap_calls;
-  if (void* p = std::malloc(bytes ? bytes : 1)) return p;
+  const bool fails = ++brrr::test::heap_calls == brrr::test::heap_fails_at;
+  if (void* p = fails ? nullptr : std::malloc(bytes ? bytes : 1)) return p;
   throw std::bad_alloc();
 }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 using namespace brrr;
+using test::heap_calls;
 
 TEST_CASE("step: a replay allocates nothing from the heap" * doctest::test_suite("host")) {
   models::MLP model({.sizes = {16, 32, 4}});

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "backends/cpu/allocator.h"
 #include "core/error.h"
 #include "core/rng.h"
 #include "models/checkpoint.h"
@@ -362,6 +363,30 @@ TEST_CASE("checkpoint: a resumed run continues to the last bit") {
     CHECK(same_bytes(one.model.parameters()[i], two.model.parameters()[i]));
   }
   CHECK(load(path).count("model.fc1.weight") == 1);
+}
+
+TEST_CASE("checkpoint: where memory runs out, weights and moments stay those of one step" *
+          doctest::test_suite("host")) {
+  TemporaryDirectory dir;
+  const std::string path = dir.file("run.safetensors");
+  const data::Dataset set = data::digits(60, 3);
+  Run from(set);
+  from.train(2);
+  save_checkpoint(path, from.state);
+  Run run(set);
+  std::string text;
+  for (int k = 0; k == 0 || !text.empty(); ++k) {
+    const Tensor weight = run.model.parameters()[0].clone();
+    const Tensor moment = run.optimizer.state_dict().at("0.exp_avg").clone();
+    cpu::fail_after(k);
+    text = error_of([&] { load_checkpoint(path, run.state); });
+    cpu::fail_after(-1);
+    if (text.empty()) break;
+    CHECK(same_bytes(weight, run.model.parameters()[0]));
+    CHECK(same_bytes(moment, run.optimizer.state_dict().at("0.exp_avg")));
+    REQUIRE(k < 400);
+  }
+  CHECK(same_bytes(from.model.parameters()[0], run.model.parameters()[0]));
 }
 
 TEST_CASE("checkpoint: one that does not fit changes nothing") {

@@ -49,6 +49,20 @@ TEST_CASE("module: names, counts, modes") {
   for (double w : net.fc1.weight.to_vector<double>()) CHECK(std::abs(w) <= bound);
 }
 
+TEST_CASE("module: a mode is as it was where the step that switched it throws") {
+  models::MLP net({.sizes = {4, 4}, .dropout = 0.5});
+  auto step = brrr::step([&](const Tensor& x) {
+    net.eval();
+    CHECK_FALSE(net.is_training());
+    if (x.size(0) == 2) throw std::runtime_error("thrown out");
+    return net(x);
+  });
+  CHECK_THROWS_AS(step(ones({2, 4})), std::runtime_error);
+  CHECK(net.is_training());
+  step(ones({1, 4}));
+  CHECK_FALSE(net.is_training());
+}
+
 TEST_CASE("module: registering twice, dots, cycles and missing forward are errors") {
   Net net;
   models::Dropout d(0.5);

@@ -12,6 +12,7 @@ namespace {
 struct Operands {
   Tensor x = sampled({3, 4}, kFloat32), v = sampled({4}, kFloat32), w = sampled({3, 4}, kFloat64);
   Tensor i = tensor({0, 2, 1}), far = tensor({0, 9, -1}), scalar = tensor(1.f), none;
+  Tensor deep = ones({1, 1, 1, 1, 1, 1, 1, 1});
 };
 struct Wrong {
   const char* op;
@@ -96,6 +97,8 @@ std::vector<Wrong> wrong_calls(const Operands& o) {
       {"index_select", [&] { index_select(o.scalar, 0, o.i); }},
       {"embedding", [&] { embedding(o.x, o.far); }},
       {"embedding", [&] { embedding(o.v, o.i); }},
+      {"embedding", [&] { embedding(o.x, o.deep.to(kInt64)); }},
+      {"unsqueeze", [&] { o.deep.unsqueeze(0); }},
       {"one_hot", [&] { one_hot(o.i, 2); }},
       {"one_hot", [&] { one_hot(o.i, 0); }},
       {"one_hot", [&] { one_hot(o.x, 3); }},

@@ -84,6 +84,18 @@ TEST_CASE("var: of nothing, or of one number if unbiased, is NaN") {
   }
 }
 
+TEST_CASE("mean, logsumexp: of nothing, the gradient has gradient 0 by its weight") {
+  const Tensor x = zeros({0, 2, 1}).set_requires_grad(true);
+  for (const IntList& dims : {IntList{0}, IntList{0, 1}, IntList{0, 2}, IntList{0, 1, 2}}) {
+    for (const Tensor& y : {mean(x, dims), logsumexp(x, dims, true)}) {
+      const Tensor weight = ones_like(y).set_requires_grad(true);
+      const Tensor g = grad({y}, {x}, {.create_graph = true}, {weight})[0];
+      CHECK(grad({g.sum()}, {weight})[0].abs().sum().item<float>() == 0);
+    }
+  }
+  CHECK(logsumexp(x, {0, 2}).to_vector<float>() == std::vector(2, -INFINITY));
+}
+
 TEST_CASE("logsumexp: beside an infinity what is finite has gradient 0, however large") {
   for (DType t : {kFloat32, kFloat64, kBFloat16}) {
     for (const int64_t dim : {0, 1}) {

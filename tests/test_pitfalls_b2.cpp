@@ -1,5 +1,6 @@
 // Errors and crashes, continued: teardown, full caches, nesting, threads.
 #include <atomic>
+#include <climits>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -93,6 +94,17 @@ TEST_CASE("pitfall B7: a full cache drops the least recently used entry") {
   CHECK(step.stats().recordings == before);
   CHECK(
       contains(error_of([] { brrr::step([] {}, StepOptions{.max_entries = 0}); }), "max_entries"));
+}
+
+// (Under a sanitizer; elsewhere what overflowed did no harm.)
+TEST_CASE("pitfall B11: options as large as their types") {
+  auto step = brrr::step([](const Tensor& x) { return (x * 2.0).exp(); },
+                         StepOptions{.max_entries = INT_MAX,
+                                     .build_at_first_call = true,
+                                     .memory_budget = 1e300,
+                                     .part_bytes = INT64_MAX});
+  const Tensor x = randn({64, 64});
+  CHECK(same_bits(step(x), (x * 2.0).exp()));
 }
 
 TEST_CASE("pitfall B11: steps inside steps, recursion and repeated arguments") {

@@ -8,6 +8,9 @@
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
+
+#include <fmt/format.h>
 
 #include "brrr.h"
 #include "tests/op_cases.h"
@@ -127,6 +130,25 @@ std::string without_underscore(const std::string& name) {
 std::string code_of(const std::string& line) { return line.substr(0, line.find("//")); }
 
 }  // namespace
+
+TEST_CASE("sources: the files that comments name are there") {
+  constexpr const char* folders[] = {"core",  "ops",    "autograd", "backends",
+                                     "graph", "models", "examples", "tests"};
+  for (const char* folder : folders) {
+    for (const fs::path& p : sources(folder)) {
+      std::istringstream text(read(p));
+      std::string comments;
+      for (std::string line; std::getline(text, line);) {
+        if (const size_t at = line.find("//"); at != line.npos) comments += line.substr(at) + '\n';
+      }
+      const std::string path =
+          fmt::format("\\b((?:{})/[\\w/]+\\.(?:h|cpp))\\b", fmt::join(folders, "|"));
+      for (const std::string& named : all_matches(comments, path)) {
+        CHECK_MESSAGE(fs::exists(kSource / named), p.string(), " names ", named);
+      }
+    }
+  }
+}
 
 TEST_CASE("registry: names are unique and found, rows are documented") {
   std::set<std::string> names;

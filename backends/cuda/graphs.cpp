@@ -44,9 +44,9 @@ void begin_capture() {
 static Failure leave(DeviceGraph& g, size_t* nodes) {
   OpenDevice& d = device();
   OpenDevice::capturing = 0;
-  g.scratch = pool().taken();
   const Failure failure = d.driver->end_capture(d.capture, &g.graph, nodes);
   one_capture.unlock();
+  g.scratch = pool().taken();
   return failure;
 }
 

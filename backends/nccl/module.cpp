@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backends/nccl/collective.h"
+#include "core/thread_own.h"
 
 namespace brrr::nccl {
 
@@ -14,7 +15,8 @@ struct Communicator {
 };
 
 static Failure said(const char* call, const char* name, const char* text) {
-  thread_local std::string words;
+  struct Words : std::string {};
+  std::string& words = thread_own<Words>();
   words = std::string(call) + ": " + name + (text && *text ? std::string(" (") + text + ")" : "");
   return words.c_str();
 }

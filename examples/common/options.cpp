@@ -113,7 +113,7 @@ void CommandLine::plain(const std::string& name, T& v, const std::string& text,
     else
       read_number(word, to);
   };
-  const auto read = [&v, read_one](const CLI::results_t& words) {
+  const auto read = [&v, name, read_one](const CLI::results_t& words) {
     if constexpr (is_list) v.clear();
     if constexpr (std::is_same_v<T, std::vector<std::string>>) {
       for (const std::string& word : words) read_one(word, v.emplace_back());
@@ -121,7 +121,8 @@ void CommandLine::plain(const std::string& name, T& v, const std::string& text,
       std::istringstream all(fmt::format("{},", fmt::join(words, ",")));
       for (std::string word; std::getline(all, word, ',');) read_one(word, v.emplace_back());
     } else {
-      read_one(words.at(0), v);
+      for (const std::string& word : words) read_one(word, v);  // What is wrong says what it is.
+      if (words.size() > 1) throw CLI::ValidationError(name, "is given twice; give it once");
     }
     return true;
   };
@@ -129,7 +130,10 @@ void CommandLine::plain(const std::string& name, T& v, const std::string& text,
       name, read, text, false, [=] { return is_list ? "[" + value() + "]" : value(); });
   const bool is_word = is_text || std::is_same_v<T, std::vector<std::string>>;
   option->type_name(is_word ? "TEXT" : std::is_same_v<T, double> ? "FLOAT" : "INT");
-  if (is_list) option->expected(1, -1)->allow_extra_args();
+  if (is_list)
+    option->expected(1, -1)->allow_extra_args();
+  else
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   if (option->nonpositional()) texts_[name.substr(2)] = value;
 }
 using Text = const std::string&;

@@ -146,7 +146,7 @@ brrr::Device device_of(const std::string& name);
 /// Each of the numbers once, rising.
 std::vector<int64_t> distinct(const std::vector<int64_t>& numbers);
 
-/// Writes a text file whole or not at all; throws std::runtime_error naming the file.
+/// Writes a text file whole or not at all; throws brrr::Error naming the file.
 void write_file(const std::string& path, const std::string& text);
 
 }  // namespace examples

@@ -351,7 +351,7 @@ class Exchange::Thread {
   double ends_since_ = 0;    // Nothing else is computed.
   std::string own_state_;
   double told_at_ = 0;                  // When this rank has.
-  double counted_to_ = 0;               // Seconds of under_way_ns.
+  double counted_to_ = 0;               // Seconds of under_way_ns_.
   std::chrono::microseconds pause_{0};  // Before the next look.
   char bye_ = 0;
 };

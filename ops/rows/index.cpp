@@ -42,6 +42,8 @@ void embedding_infer(OpCall& c) {
   const TensorImpl &weight = *c.in[0], &ids = *c.in[1];
   BRRR_CHECK(weight.ndim == 2, "embedding: weight must be [n, width], got {}",
              to_string(weight.size_list()));
+  BRRR_CHECK(ids.ndim < kMaxDims, "embedding: ids {} leave no dim for the width; flatten some",
+             to_string(ids.size_list()));
   check_devices(c);
   set_meta(c, 0, weight.dtype, ids.size_list());
   c.meta[0].sizes.push_back(weight.sizes[1]);

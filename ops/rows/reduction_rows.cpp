@@ -37,7 +37,8 @@ const ReductionOp total_row{
     Keep{}, [](const ReductionGrad& r) { return r.g; }};
 
 constexpr auto kQuotient = [](auto a, auto n) { return a / n; };
-Tensor shared_by_all(const ReductionGrad& r) { return r.g / r.count; }
+// (Of nothing it has no elements, but its own gradient has.)
+Tensor shared_by_all(const ReductionGrad& r) { return r.g / std::max(r.count, 1.0); }
 const ReductionOp mean_row{"mean", "Arithmetic mean", kFloats,      kPlain, kZero, Keep{},
                            kAdd,   kQuotient,         shared_by_all};
 
@@ -199,7 +200,7 @@ Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
   const int64_t mask = reduction_mask("logsumexp", x, dims);
   if (const Tensor y = over_last(logsumexp_row, x, {mask, keepdim}); y.defined()) return y;
   const Tensor wide = in_compute_type("logsumexp", x);
-  if (reduced_count(x.sizes(), mask) == 0) return rounded(log(sum(wide, dims, keepdim)), x);
+  if (reduced_count(x.sizes(), mask) == 0) return rounded(sum(wide, dims, keepdim) - kInfinity, x);
   const Tensor c = kCentre(amax(wide.detach(), dims, true));
   const Tensor s = sum(exp(wide - c), dims, true);
   const Tensor empty = s == 0.0;

@@ -209,6 +209,8 @@ Tensor Tensor::expand(const IntList& wanted) const {
 
 Tensor Tensor::unsqueeze(int64_t d) const {
   const int at = wrap_dim("unsqueeze", d, static_cast<int>(dim()) + 1);
+  BRRR_CHECK(dim() < kMaxDims, "unsqueeze: {} has {} dims, the most there are; flatten some",
+             describe(*this), kMaxDims);
   IntList sizes = this->sizes();
   sizes.insert(at, 1);
   return call(view_row, {*this}, sizes);

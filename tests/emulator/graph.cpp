@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/thread_own.h"
 #include "tests/emulator/device.h"
 
 namespace brrr::emulator {
@@ -17,8 +18,8 @@ Stream*& captured() {
 }
 
 Failure keep(const char* words) {
-  thread_local std::string kept;
-  kept = words;
+  struct Kept : std::string {};
+  const std::string& kept = thread_own<Kept>().assign(words);
   if (captured()) {
     const std::lock_guard lock(device().mutex);
     std::string& spoilt = captured()->capture->spoilt;
@@ -47,9 +48,10 @@ Failure begin_capture(Stream* s) {
   return guarded([&](Device& d) {
     Stream& stream = d.stream(s);
     d.step("begin_capture");
-    stream.capture = std::make_shared<Capture>();
-    stream.capture->streams = {s};
-    stream.capture->joined = {0};
+    auto capture = std::make_shared<Capture>();
+    capture->streams = {s};
+    capture->joined = {0};
+    stream.capture = std::move(capture);
     stream.branch = 0;
     captured() = s;
   });

@@ -364,9 +364,15 @@ END
   says "installing libbenchmark-dev"
 }
 
-# Of `lab` without a build.
+# Of `lab` without a build, of `format` where nothing is installed.
 other_commands() {
   fresh other
+  mkdir "$tree/few"
+  local tool
+  for tool in bash cat dirname readlink rm; do ln -s "$(command -v $tool)" "$tree/few/"; done
+  PATH="$tree/few" verb=format check_brrr 0 --help
+  PATH="$tree/few" verb=format check_brrr 2 --check more
+  says "brrr format: unknown option --check more"
   verb=lab check_brrr 0 --help
   says "usage: ./brrr"
   verb=lab check_brrr 2 --wrong=1

@@ -99,10 +99,12 @@ Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
   *g = nullptr;
   return in_stream(s, [&](cudaStream_t stream) {
     if (!capture.stream) fail("end_capture: this thread does not capture the stream");
-    auto graph = std::make_unique<Graph>();
+    cudaGraph_t noted = nullptr;
     // Ends the capture in any case. Whatever spoilt it made a call fail before, which says more.
-    const cudaError_t status = cudaStreamEndCapture(stream, &graph->noted);
+    const cudaError_t status = cudaStreamEndCapture(stream, &noted);
     capture.stream = nullptr;
+    auto graph = std::make_unique<Graph>();
+    graph->noted = noted;
     if (capture.spoilt) {
       cudaGetLastError();
       fail("the capture was spoilt: {}", capture.words);

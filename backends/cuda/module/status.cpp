@@ -1,4 +1,5 @@
 #include "backends/cuda/module/module.h"
+#include "core/thread_own.h"
 
 namespace brrr::cuda {
 
@@ -29,11 +30,10 @@ void check(cublasStatus_t status, const char* call) {
 }
 
 Failure keep(const char* words) noexcept {
-  thread_local std::string kept;
+  struct Kept : std::string {};
   spoil_capture(words);
   try {
-    kept = words;
-    return kept.c_str();
+    return thread_own<Kept>().assign(words).c_str();
   } catch (const std::bad_alloc&) {
     return "out of host memory";
   }

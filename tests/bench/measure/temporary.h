@@ -20,9 +20,11 @@ namespace brrr::bench {
 // start a process.
 class Leftovers {
  public:
+  // The interrupt key, a time limit, a closed terminal, a reader that is gone.
+  static constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
   static void add(const std::string& path) {
     owner_ = getpid();
-    for (int signal : {SIGINT, SIGTERM}) {
+    for (int signal : kEndings) {
       const auto before = std::signal(signal, end);
       if (before != SIG_DFL) std::signal(signal, before);
     }
@@ -67,7 +69,7 @@ struct TemporaryFolder {
     // A signal between the two would leave it behind.
     sigset_t keys, before;
     sigemptyset(&keys);
-    for (int signal : {SIGINT, SIGTERM}) sigaddset(&keys, signal);
+    for (int signal : Leftovers::kEndings) sigaddset(&keys, signal);
     pthread_sigmask(SIG_BLOCK, &keys, &before);
     const bool made = mkdtemp(name.data());
     if (made) Leftovers::add(name);
