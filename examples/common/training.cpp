@@ -223,7 +223,8 @@ void Training::restore(brrr::models::Module& model, brrr::Stateful* data) {
   if (!options_.resume.empty()) {
     brrr::load_checkpoint(options_.resume, parts_);
     step = parts_.step;
-    BRRR_CHECK(schedule->steps() == step,
+    // (Who only samples has none.)
+    BRRR_CHECK(!schedule || schedule->steps() == step,
                "--resume {}: it is of step {}, its learning rate of step {}: it is damaged",
                options_.resume, step, schedule->steps());
     fmt::print("resumed {} at step {}\n", options_.resume, step);

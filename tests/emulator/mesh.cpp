@@ -72,7 +72,7 @@ void Mesh::accept_from(int listener) {
 }
 
 Mesh::Mesh(const std::string& id, int rank, int ranks)
-    : rank_(rank), limit_s_(5), peers_(static_cast<size_t>(ranks)) {
+    : rank_(rank), limit_s_(60), peers_(static_cast<size_t>(ranks)) {
   if (const char* limit = std::getenv("BRRR_DIST_LIMIT")) limit_s_ = std::atof(limit);
   const int listener = listen_at(id);
   for (int peer = 0; peer < rank; ++peer) connect_to(peer, id);
