@@ -38,7 +38,8 @@ struct GradcheckResult {
 struct GradcheckOptions {
   double step = 1e-6;         ///< Of the central difference.
   double tolerance = 1e-6;    ///< On |analytic - numeric| / (1 + |numeric|).
-  bool second_order = false;  ///< Also check the gradient's gradient.
+  bool second_order = false;  ///< Also check the gradient's gradient, by the inputs and, as one
+                              ///< more input, by the output's gradient.
 };
 
 /// Compares the gradient of `fn`, a function of float64 tensors, with central differences. Every

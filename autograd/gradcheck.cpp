@@ -41,6 +41,9 @@ std::vector<Tensor> inputs_of(std::vector<Tensor> all) {
 void check_once(const Function& fn, const std::vector<Tensor>& in, const GradcheckOptions& o,
                 bool second, GradcheckResult& result) {
   const std::vector<Tensor> wanted = inputs_of(in);
+  BRRR_CHECK(!wanted.empty(),
+             "gradcheck: no input is float64, so there is nothing to check; give "
+             "as an input what fn is to be differentiated by");
   const Tensor y = weighted(fn, in);
   // A linear function's gradient depends on nothing, but so does one that lost its history.
   const bool constant = second && !y.requires_grad();
@@ -93,16 +96,19 @@ GradcheckResult gradcheck(const Function& fn, const std::vector<Tensor>& inputs,
   GradcheckResult result;
   check_once(fn, in, options, false, result);
   if (!options.second_order) return result;
-  const Function gradient = [&](const std::vector<Tensor>& at) {
+  // It depends on the output's gradient, too.
+  const Function gradient = [&](const std::vector<Tensor>& all) {
     EnableGradGuard enable;
+    const std::vector<Tensor> at(all.begin(), all.end() - 1);
     const auto g =
-        grad({weighted(fn, at)}, inputs_of(at), {.create_graph = true, .allow_unused = true});
-    Tensor total = full({}, 0.0, kFloat64, at[0].device());
+        grad({fn(at)}, inputs_of(at), {.create_graph = true, .allow_unused = true}, {all.back()});
+    Tensor total = full({}, 0.0, kFloat64, all.back().device());
     for (size_t k = 0; k < g.size(); ++k) {
       if (g[k].defined()) total = total + (g[k] * weights_like(g[k], 7 + k)).sum();
     }
     return total;
   };
+  in.push_back(weights_like(fn(in).detach(), 1).set_requires_grad(true));
   check_once(gradient, in, options, true, result);
   return result;
 }

@@ -30,7 +30,7 @@ class Values {
       const Instr& i = r_.instrs[a.instr];
       const bool last = !all.empty() && all.back() == a.instr;
       // Also what only reads it: what is under way does so until its end.
-      if (i.op->reaches_out) return {};
+      if (i.op->reaches_out || (s_.fast && compares(i))) return {};
       if (!a.write || last) continue;
       if (i.op->check_values || is_host_data(i)) return {};
       if (i.into == all.empty()) return {};
@@ -65,6 +65,15 @@ class Values {
   std::vector<std::pair<uint32_t, uint32_t>> life_;
 
  private:
+  // Tensors of floats. Numerics::Fast may round what is made anew elsewhere than at first: no
+  // element would be equal to the largest of them any more, nor a mask be the same twice.
+  bool compares(const Instr& i) const {
+    const auto floats = [&](uint32_t value) {
+      return value != kNone && is_floating(r_.value(value).dtype);
+    };
+    return i.op->pointwise && i.n_in == 2 && r_.value(r_.out(i)[0]).dtype == kBool &&
+           std::ranges::all_of(r_.in(i), floats);
+  }
   // Whether nobody else writes what the instruction makes beside this one.
   bool alone(const Instr& i, uint32_t st) const {
     return std::ranges::all_of(r_.out(i), [&](uint32_t value) {

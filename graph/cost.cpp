@@ -124,7 +124,14 @@ std::string bytes_text(double n) {
 
 double bytes_apart(const Recording& r, const Group& g) {
   double bytes = 0;
-  r.each_access(g.instrs, [&](const Access& a) { bytes += memory_bytes(r.value(a.value)); });
+  for (uint32_t at : g.instrs) {
+    std::vector<uint32_t> read;  // What is given twice is read once.
+    r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
+      if (!write && std::ranges::find(read, value) != read.end()) return;
+      if (!write) read.push_back(value);
+      bytes += memory_bytes(r.value(value));
+    });
+  }
   return bytes;
 }
 

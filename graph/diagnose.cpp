@@ -82,13 +82,14 @@ void find_slow(Diagnosis& d, const std::vector<ProfileRow>& rows) {
   d.slow_us = std::min(d.slow_us, d.split.overhead_us());
 }
 
-std::string text_of(const Diagnosis& d, bool may_freeze) {
+std::string text_of(const Diagnosis& d, bool may_freeze, Device device) {
   const TimeSplit& s = d.split;
   const auto percent = [&](double part) { return fmt::format("{:.0f} %", 100 * s.share(part)); };
   const auto digits = [](double us) { return us < 1 ? 3 : 1; };
   const std::string bound = s.bound();
   const double most = std::max({s.compute_us, s.memory_us, s.overhead_us()});
   const bool eager = d.mode == Mode::Eager, graph_helps = eager && d.refused.empty();
+  const char* const threads = device == kCPU ? ", more threads" : "";
   const bool slow = bound == "overhead" && 2 * d.slow_us > s.overhead_us();
   std::string t = slow ? fmt::format("kernel-bound: {} of the step, in kernels far from the limits",
                                      percent(d.slow_us))
@@ -108,8 +109,8 @@ std::string text_of(const Diagnosis& d, bool may_freeze) {
            " as long here, or more work a call (larger batches)";
   }
   if (slow) {
-    return t + fmt::format("what helps: fewer or other operations than {}, more threads{}",
-                           d.slowest, eager && d.gain() >= 1.02 ? ", graph mode" : "");
+    return t + fmt::format("what helps: fewer or other operations than {}{}{}", d.slowest, threads,
+                           eager && d.gain() >= 1.02 ? ", graph mode" : "");
   }
   if (eager && d.graph_us > 0 && d.gain() < 1.02 && bound != "compute") {
     return t + "graph mode does not help here (" + gain +
@@ -125,7 +126,7 @@ std::string text_of(const Diagnosis& d, bool may_freeze) {
     return t + fmt::format("what helps: {}16-bit floats, which halve the bytes",
                            graph_helps ? "graph mode, which fuses; " : "");
   }
-  return t + "what helps: fewer FLOPs, more threads, a faster machine";
+  return t + fmt::format("what helps: fewer FLOPs{}, a faster machine", threads);
 }
 
 }  // namespace
@@ -168,7 +169,7 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
     const Seen then = look_at(call_other, d.graph_us);  // Of it only what runs, not how long.
     d.predicted_us = predict_graph_us(seen.rows, seen.between_us, then.rows, now, device);
   }
-  d.text = text_of(d, !step.options().check_numerics && !step.is_frozen()) + '\n' +
+  d.text = text_of(d, !step.options().check_numerics && !step.is_frozen(), device) + '\n' +
            limits_text(device, device_limits(device));
   return d;
 }

@@ -126,7 +126,6 @@ static void refuse_bindings(Frozen& f) {
 // Notes what freeze() would need. Everything but the walk over a few survivors is a move.
 void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args,
                         size_t n) {
-  s.pass.commit();
   std::lock_guard lock(mutex_);
   Frozen& f = last_;
   f.entry = e;

@@ -86,10 +86,8 @@ void Pass::find_replaced(std::vector<Replaced>& list) const {
 }
 
 void Pass::commit() noexcept {
-  if (played_) {
-    for (uint32_t x : effects_.written) ++bindings_[x].storage->version;
-  } else {
-    note_effects();
+  for (uint32_t x : effects_.written) {
+    if (played_) ++bindings_[x].storage->version;
   }
   end([this] {
     for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
@@ -220,7 +218,7 @@ void Pass::journal(TensorImpl& t, Field f) {
 
 // Changes of tensors that nobody but the journal holds any more: leaves that the function made
 // of outside memory (detach().set_requires_grad()) and what hangs on them do not outlive the step.
-void Pass::drop_unseen() noexcept {
+void Pass::drop_unseen() {
   const auto seldom = [](const Change& c) {
     return c.field == Field::RequiresGrad || c.field == Field::History;
   };

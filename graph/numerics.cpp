@@ -42,18 +42,19 @@ bool overwritten(const OpCall& c, const TensorImpl& operand) {
   return c.into && std::any_of(c.out, c.out + c.n_out, same);
 }
 
-// The ops before this one have made nothing bad: such an operand came from outside.
-std::string bad_operands(const OpCall& c) {
+}  // namespace
+
+// The ops before this one have made nothing bad but masks: such an operand came from outside.
+std::string CheckNumericsGuard::bad_operands(const OpCall& c) const {
   std::string text;
   for (int k = 0; k < c.n_in; ++k) {
     if (!c.in[k] || overwritten(c, *c.in[k]) || not_finite(*c.in[k]).first() < 0) continue;
-    text += fmt::format("; its operand {}, {}, was not finite when the step began", k,
-                        describe(c.in[k]));
+    text += fmt::format("; its operand {}, {}, {}", k, brrr::describe(c.in[k]),
+                        masks_.contains(c.in[k]->storage) ? "holds infinities of a mask"
+                                                          : "was not finite when the step began");
   }
   return text;
 }
-
-}  // namespace
 
 // A mask's infinity is no fault: a number of the op puts it there, an operand brings it on, or it
 // comes from outside, if it is -inf. -inf alone never makes +inf: a masked target's loss is one.
@@ -67,10 +68,14 @@ bool CheckNumericsGuard::masked(const OpCall& c, bool above) const {
       continue;
     }
     const auto it = masks_.find(t->storage);
-    if (it != masks_.end() && (it->second || !above)) return true;
-    if (above || overwritten(c, *t)) continue;
+    const bool mask = it != masks_.end() && (it->second || !above);
+    if (overwritten(c, *t)) {
+      if (mask) return true;
+      continue;
+    }
+    // Looked at even so: its memory may have been a mask's before it was its own.
     const NotFinite x = not_finite(*t);
-    if (x.infinite >= 0 && x.nan < 0 && !x.above) return true;
+    if (x.infinite >= 0 && (mask || (!above && x.nan < 0 && !x.above))) return true;
   }
   return false;
 }

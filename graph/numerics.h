@@ -34,6 +34,7 @@ class CheckNumericsGuard final : public Observer, NotCopied {
   void ran(const OpCall& call) override;
   void check(const OpCall& call);
   bool masked(const OpCall& call, bool above) const;
+  std::string bad_operands(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
 
   Observer* previous_;

@@ -83,6 +83,8 @@ class Pass final : public Recorder {
   void moved_to(const Recording& r);
   /// Undoes every metadata change. Placeholders that are still held become unreadable.
   void abort() noexcept;
+  /// After finish(), what the function did outside itself. It takes memory: before the step runs.
+  void note_effects();
   /// Survivors have their memory now: placeholders become ordinary tensors.
   void commit() noexcept;
   /// Lets go of everything from outside; `keep`, which is empty, takes it over if given: all
@@ -156,12 +158,11 @@ class Pass final : public Recorder {
   void unbind(size_t count);
   size_t slot_of(const Storage& s) const;
   bool keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>* safe);
-  void note_effects();
   void forget_changes() noexcept;
   static void forget(Storage& s) noexcept {
     std::atomic_ref(s.pass).store(nullptr, std::memory_order_release);
   }
-  void drop_unseen() noexcept;
+  void drop_unseen();
   bool draws_in_turn() const;
 
   std::vector<const Recording*> candidates_;

@@ -42,7 +42,6 @@ Plan::Plan(const Recording& r, const StepOptions& options, const Target& target)
       r_(anew_.of(r)),
       schedule_(std::move(anew_.schedule)) {
   counts_.fuse_seconds = seconds_since(begin_);
-  schedule_.fast = options.numerics == Numerics::Fast;
 #ifndef NDEBUG
   verify_schedule(r_, schedule_);
 #endif

@@ -52,8 +52,9 @@ void Profile::reset() {
 void Profile::pause() {
   BRRR_CHECK(std::this_thread::get_id() == watch_->thread && !watch_->away,
              "profile: pause() of one that is paused already, or of another thread's");
-  BRRR_CHECK(context.observer == watch_.get(),
-             "profile: pause() inside of a step that checks numerics; call it outside");
+  BRRR_CHECK(!context.recorder && context.observer == watch_.get(),
+             "profile: pause() inside of a recorded step or of one that checks numerics; call it "
+             "outside");
   watch_->look_away();
 }
 void Profile::resume() {

@@ -177,6 +177,8 @@ void Profile::write_trace(const std::string& path) const {
     event(place_of(*module), "X", Watch::Modules,
           {{"ts", from}, {"dur", to - from}, {"args", args}});
   };
+  // What a GPU ran is known later than what the CPU did beside it.
+  std::ranges::sort(watch_->spans, {}, [](const auto& s) { return std::pair(s.at_us, s.us); });
   for (const Watch::Span& s : watch_->spans) {
     const ProfileRow& r = watch_->rows[s.row];
     Json args = {{"module", place_of(r.module)},
@@ -190,9 +192,9 @@ void Profile::write_trace(const std::string& path) const {
     if (!module || *module != r.module) {
       close();
       module = &r.module;
-      from = s.at_us;
+      from = to = s.at_us;
     }
-    to = s.at_us + s.us;
+    to = std::max(to, s.at_us + s.us);
   }
   close();
   out << "\n]}\n";

@@ -72,11 +72,16 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
                              const Target& target) {
   const std::shared_ptr<const Recording> joined = options.fuse ? write_joined(as_it_is) : nullptr;
   const Recording& r = joined ? *joined : as_it_is;
-  Rematerialised out{.recording = joined, .schedule = make_schedule(r, options.fuse, target)};
+  const auto scheduled = [&](const Recording& of) {
+    Schedule s = make_schedule(of, options.fuse, target);
+    s.fast = options.numerics == Numerics::Fast;
+    return s;
+  };
+  Rematerialised out{.recording = joined, .schedule = scheduled(r)};
   const auto changed = [&](const Rematerialised& a, const Lists& lists) {
     Rematerialised b = a;
     b.recording = rewrite(a.of(r), lists);
-    b.schedule = make_schedule(*b.recording, options.fuse, target);
+    b.schedule = scheduled(*b.recording);
     return b;
   };
   if (options.fuse && options.rematerialise) {
@@ -93,7 +98,7 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
     out = with_fewer_bytes(std::move(out));
     if (ahead.recording) {
       ahead.ahead = ahead.recording->instrs.size() - r.instrs.size();
-      ahead.schedule = make_schedule(*ahead.recording, options.fuse, target);
+      ahead.schedule = scheduled(*ahead.recording);
       ahead = with_fewer_bytes(std::move(ahead));
       if (takes_no_more(r, ahead, out)) out = std::move(ahead);
     }

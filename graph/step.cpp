@@ -100,8 +100,16 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
       }
       e = find_entry(*s, seconds_since(begin));
       check_unwritten(e->recording, s->pass);
+      s->pass.note_effects();
       execute(*e, *s);
-      remember(e, *s, args, n);
+      s->pass.commit();
+      try {
+        remember(e, *s, args, n);
+      } catch (const std::bad_alloc&) {  // The step is done.
+        s->pass.release(nullptr);
+        std::lock_guard lock(mutex_);
+        last_.refusal = "there was no memory to note what it did; call it once more";
+      }
     }
   } catch (...) {
     results.clear();

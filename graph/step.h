@@ -30,8 +30,9 @@ enum class Numerics : uint8_t {
            ///< (2^-11) of what is rounded, that one has and the other has not, as what follows
            ///< passes them on: at most two an op, of the largest value before, where nothing
            ///< enlarges a difference. Sums and products add up those of their terms, exp and
-           ///< division may enlarge them, comparisons fall either way for values so near. What
-           ///< float32 and float64 ops alone compute has the bits of Strict.
+           ///< division may enlarge them, comparisons fall either way for values so near. A value
+           ///< on its way that float16 does not hold is no infinity. What float32 and float64 ops
+           ///< alone compute has the bits of Strict.
 };
 /// What to do with a call that matches no recording, after the first.
 enum class Policy : uint8_t {

@@ -7,6 +7,7 @@
 #include <list>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -106,8 +107,7 @@ struct DataParallel::State final : NotCopied {
   ~State() {
     if (context.gradients == hook) {
       context.gradients = nullptr;
-      // Of a pass that was given up each rank has a stream of its own.
-      if (expected && passes() > 1 && stream() == own_stream()) to_stream(after_group(group));
+      leave_stream();
     }
     hook->state = nullptr;
     const std::lock_guard lock(mutex);
@@ -126,12 +126,13 @@ struct DataParallel::State final : NotCopied {
   std::vector<DType> dtypes;
   std::shared_ptr<Sharding> sharding;
   Buckets buckets;
-  std::vector<size_t> there;       // Of each bucket, so many gradients in this pass.
-  std::optional<size_t> complete;  // A bucket whose sum is on its way.
-  std::vector<bool> came;          // In this backward pass.
-  std::vector<bool> cleared;       // Since this pass began.
-  bool anew = false;               // All were between passes: the next one begins a step.
-  bool expected = false;           // A backward pass of a forward pass that has begun.
+  std::vector<size_t> there;            // Of each bucket, so many gradients in this pass.
+  std::optional<size_t> complete;       // A bucket whose sum is on its way.
+  std::vector<bool> came;               // In this backward pass.
+  std::vector<bool> cleared;            // Since this pass began.
+  bool anew = false;                    // All were between passes: the next one begins a step.
+  std::atomic<bool> expected{false};    // A backward pass of a forward pass that has begun,
+  std::atomic<std::thread::id> thread;  // which was there.
   std::unordered_map<const TensorImpl*, size_t> index;
   // Optimisers' steps since the last exchange. One before the first, as there is before every
   // other: the recording of the first call serves the next ones.
@@ -161,6 +162,11 @@ struct DataParallel::State final : NotCopied {
   uint64_t next_group() const { return stream() / streams() + 1; }
   static void to_stream(uint64_t number) { set_rng_state({rng_state().seed, number << kPassBits}); }
 
+  // Of a pass that was given up each rank has a stream of its own.
+  void leave_stream() const {
+    if (expected && passes() > 1 && stream() == own_stream()) to_stream(after_group(group));
+  }
+
   void begin_pass() {
     if (passes() == 1) return;
     check_parameters();
@@ -174,9 +180,10 @@ struct DataParallel::State final : NotCopied {
     complete.reset();
     came.assign(came.size(), false);
     reached = false;
-    BRRR_CHECK(!context.gradients || context.gradients == hook || !context.gradients->awaited(),
-               "DataParallel: another model's backward pass has not come yet; a thread trains one "
-               "at a time");
+    // An evaluation's, or that of a pass which was given up, never comes.
+    if (context.gradients && context.gradients != hook && context.gradients->awaited()) {
+      static_cast<Hook*>(context.gradients)->state.load()->leave_stream();
+    }
     if (pass() == 0) {
       group = next_group();
       drop_earlier();
@@ -189,6 +196,7 @@ struct DataParallel::State final : NotCopied {
     }
     to_stream(own_stream());
     context.gradients = hook;
+    thread = std::this_thread::get_id();
     expected = true;
   }
 
@@ -243,7 +251,7 @@ struct DataParallel::State final : NotCopied {
 
   void ready(TensorImpl& leaf) {
     const auto at = index.find(&leaf);
-    if (at == index.end()) return;
+    if (at == index.end()) return check_others(leaf);
     BRRR_CHECK(expected,
                "DataParallel: a backward pass into parameter {}, {}, without a forward pass "
                "through ddp(x): it would not be exchanged. Call ddp(x) instead of model(x), add "
@@ -252,6 +260,18 @@ struct DataParallel::State final : NotCopied {
     reached = true;
     if (!last_pass() || size() == 1) return;
     begin(at->second);
+  }
+
+  void check_others(TensorImpl& leaf) const {
+    const std::lock_guard lock(mutex);
+    for (const State* s : all) {
+      if (!s->expected || s->thread.load() != std::this_thread::get_id()) continue;
+      BRRR_CHECK(!s->index.count(&leaf),
+                 "DataParallel: a backward pass into {}, of another DataParallel, after this one's "
+                 "forward pass: a thread trains one at a time; go backward before the next model's "
+                 "forward pass",
+                 describe(&leaf));
+    }
   }
 
   void begin(size_t k) {

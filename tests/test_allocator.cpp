@@ -341,6 +341,29 @@ TEST_CASE("allocator: a forked child allocates while other threads hold the lock
   busy.join();
 }
 
+TEST_CASE("allocator: a forked child has threads where its parent had some") {
+  if (brrr::test::kThreadSanitizer) return;
+  std::atomic<bool> ready{false}, stop{false};
+  std::thread other([&] {
+    deallocate(allocate(64), 64);
+    ready = true;
+    while (!stop) std::this_thread::yield();
+  });
+  while (!ready) std::this_thread::yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);  // a list of threads without an end ends the child
+    std::thread([] { deallocate(allocate(64), 64); }).join();
+    memory_stats();
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
+  stop = true;
+  other.join();
+}
+
 TEST_CASE("allocator: a million cycles touch no new page and map nothing") {
   if (kPlainMalloc) return;
   const size_t sizes[] = {4, 64, 200, 4096, 20000, 65536, 100000, size_t{3} << 20};

@@ -1,12 +1,17 @@
 // Steps on a GPU that go wrong or are looked into: faults and failures by name, the choice of
 // Mode::Auto, the debug walk.
+#include <chrono>
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
 
 #include "brrr.h"
 #include "tests/auto_choice.h"
 #include "tests/cuda_cases.h"
 #include "tests/emulator_calls.h"
 #include "tests/temp_cache.h"
+#include "tests/temp_dir.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -179,6 +184,29 @@ TEST_CASE("cuda step: a tensor that is made on another device is a difference wi
   step();
   device = kCPU;
   CHECK_THROWS_WITH_AS(step(), doctest::Contains("attributes differs: op 0"), Error);
+}
+
+TEST_CASE("cuda: a trace of kernels on both devices has them in the order in which they ran") {
+  if (!have_device()) return;
+  const Tensor here = ones({64}), there = ones({64}, kCUDA);
+  exp(there);
+  synchronize();
+  const TemporaryDirectory folder;
+  const std::string path = std::string(folder.path) + "/trace.json";
+  Profile profile;
+  exp(there);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  sin(here);
+  profile.write_trace(path);
+  std::ifstream in(path);
+  const auto trace = nlohmann::json::parse(in);
+  std::string names;
+  for (const auto& e : trace["traceEvents"]) {
+    if (e["ph"] != "X" || e["tid"] == 1) continue;
+    CHECK(e["dur"].get<double>() >= 0);
+    names += e["name"].get<std::string>() + ' ';
+  }
+  CHECK(names == "exp sin outside of modules ");
 }
 
 TEST_CASE("cuda step: explain and dot show a step on the device") {

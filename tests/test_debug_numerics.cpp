@@ -119,8 +119,16 @@ TEST_CASE("check_numerics: a mask's infinity passes, what comes of it does not")
     const Tensor hidden = tensor(std::vector<int64_t>{1, 1});
     CHECK(contains(error(mode, [&](const Tensor& a) { return cross_entropy(a + bias, hidden); }),
                    "cross_entropy("));
-    CHECK(
-        contains(error(mode, [&](const Tensor& a) { return softmax(a - kInf, -1); }), "softmax("));
+    const std::string all = error(mode, [](const Tensor& a) { return softmax(a - kInf, -1); });
+    CHECK(contains(all, "softmax("));
+    CHECK(contains(all, "its operand 0, float32[2, 2], holds infinities of a mask"));
+    // Nor is a mask what has the memory that one had.
+    CHECK(contains(error(mode,
+                         [&](const Tensor& a) {
+                           where(keep, a, -kInf);
+                           return log(tensor({{0.0, 0.0}, {0.0, 0.0}}));
+                         }),
+                   "log("));
     CHECK(contains(error(mode,
                          [&](const Tensor& a) {
                            return (a + bias) / zeros({2, 2});

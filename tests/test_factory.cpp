@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -324,6 +325,10 @@ TEST_CASE("random: moments and ranges") {
   CHECK(*std::max_element(k.begin(), k.end()) == 4);
   const Ints huge = randint(INT64_MIN, INT64_MAX, {n}).to_vector<int64_t>();
   CHECK(std::set<int64_t>(huge.begin(), huge.end()).size() == huge.size());
+  // A range that does not divide 2^32: no remainder is likelier than another.
+  std::array<int64_t, 3> remainders{};
+  for (int64_t v : randint(0, int64_t{3} << 30, {n}).to_vector<int64_t>()) ++remainders[v % 3];
+  for (int64_t c : remainders) CHECK(std::abs(static_cast<double>(c) / n - 1.0 / 3) < 0.005);
   for (DType t : {kBFloat16, kFloat16, kFloat64}) {
     const auto v = rand_like(empty({n}, t)).to_vector<double>();
     CHECK(*std::max_element(v.begin(), v.end()) < 1);

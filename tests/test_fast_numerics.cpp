@@ -7,6 +7,7 @@
 #include <brrr/brrr.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <random>
@@ -327,4 +328,23 @@ TEST_CASE(
                             << " results differ, the most by " << nearest << " of its bound");
   CHECK(apart > results / 8);  // The mode is not Strict by another name,
   CHECK(nearest > 0.125);      // and the bound is none that nothing could break.
+}
+
+TEST_CASE("fast numerics: with a memory budget the largest element still gets the gradient") {
+  test::TempCache cache;
+  manual_seed(1);
+  const Tensor x = randn({64, 64}).to(kBFloat16).set_requires_grad();
+  const Tensor w = randn({64, 8}).to(kBFloat16);
+  for (const int64_t d : {0, 1}) {
+    CAPTURE(d);
+    auto s = step(
+        [&] {
+          x.set_grad({});
+          matmul(tanh(x * 0.5).max({d}).view({1, -1}), w).sum().backward();
+        },
+        {.numerics = Numerics::Fast, .build_at_first_call = true, .memory_budget = 0.1});
+    s();
+    CHECK(std::isfinite(x.grad().sum().item<float>()));
+    CHECK((x.grad() != 0.0).any({d}).all().item<bool>());
+  }
 }

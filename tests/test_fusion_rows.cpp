@@ -301,6 +301,11 @@ TEST_CASE("row fusion: explain() says what it saves") {
   const int kernel = 4 * (256 + 32 + 8), apart = 4 * (256 * 7 + 32 + 8);
   CHECK(step.explain().find(fmt::format("{} bytes moved instead of {} bytes", kernel, apart)) !=
         std::string::npos);
+  // What an op is given twice it reads once, by itself too.
+  auto twice =
+      brrr::step([&] { return x * x + 1.0; }, {.require_graph = true, .build_at_first_call = true});
+  twice();
+  CHECK(twice.explain().find("2048 bytes moved instead of 4096 bytes") != std::string::npos);
 }
 
 TEST_CASE("row fusion: explain() says why neighbours are not one kernel") {

@@ -47,4 +47,34 @@ TEST_CASE("step: a replay allocates nothing from the heap" * doctest::test_suite
   }
 }
 
+TEST_CASE("step: a call that lacks heap memory is done, or not at all" *
+          doctest::test_suite("host")) {
+  bool failed = true;
+  for (uint64_t k = 1; failed; ++k) {
+    const Tensor w = ones({2}).set_requires_grad(), x = ones({2});
+    optim::SGD opt({w}, {.lr = 1});
+    auto train = step(
+        [&](const Tensor& x) {
+          const Tensor loss = (w * x).sum();
+          opt.zero_grad();
+          loss.backward();
+          opt.step();
+          return loss;
+        },
+        Mode::Graph);
+    float is = 0;
+    test::heap_fails_at = heap_calls + k;
+    try {
+      train(x);
+    } catch (const std::exception&) {
+      is = 1;
+    }
+    failed = heap_calls >= test::heap_fails_at;
+    test::heap_fails_at = 0;
+    CHECK(w.to_vector<float>() == std::vector<float>{is, is});
+    train(x);
+    CHECK(w.to_vector<float>() == std::vector<float>{is - 1, is - 1});
+  }
+}
+
 #endif

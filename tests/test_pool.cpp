@@ -1,6 +1,7 @@
 #include "backends/cpu/pool.h"
 
 #include <doctest/doctest.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -191,6 +192,20 @@ TEST_CASE("pool: a forked child runs inline") {
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
   CHECK(parallel_sum(1000) == 499500);
+}
+
+TEST_CASE("pool: signals are left to the user's threads") {
+  const ThreadCount count(2);
+  const auto caller = std::this_thread::get_id();
+  std::atomic<int> wrong{0};
+  parallel_for(1000, 16, [&](int64_t, int64_t) {
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    const bool own = std::this_thread::get_id() == caller;
+    wrong += sigismember(&blocked, SIGTERM) == own;
+    wrong += sigismember(&blocked, SIGSEGV);  // What handles it says where.
+  });
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("pool: the round trip is measured") {

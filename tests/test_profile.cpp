@@ -118,6 +118,15 @@ TEST_CASE("work: operations and bytes of calls are those counted by hand") {
   // Rows that are picked, not the table.
   const Tensor table = randn({1000, 16}), ids = randint(0, 1000, {7});
   CHECK(works_of([&] { embedding(table, ids); }).at("embedding").bytes == 2.0 * 7 * 16 * 4 + 7 * 8);
+  // A table that is smaller than what is picked is read once, ids for each of a batch, too.
+  const Tensor small = randn({5, 16}), shared = randint(0, 5, {7}).expand({8, 7});
+  CHECK(works_of([&] { embedding(small, shared); }).at("embedding").bytes ==
+        5.0 * 16 * 4 + 7 * 8 + 8 * 7 * 16 * 4);
+  // In place only what is named: read, and written with what is added.
+  const Tensor place = full({2, 16}, 3), terms = ones({2, 16});
+  CHECK(works_of([&] { table.scatter_add_(0, place, terms); }).at("scatter_add").bytes ==
+        3.0 * 2 * 16 * 4 + 2 * 16 * 8);
+  CHECK(works_of([&] { empty({100}); }).at("empty").bytes == 0);
 }
 
 TEST_CASE("work: AdamW's update of an element is seven streams and sixteen operations") {

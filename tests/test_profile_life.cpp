@@ -110,6 +110,17 @@ TEST_CASE("profile: reset() begins anew") {
   CHECK(profile.rows()[0].op == "log");
 }
 
+TEST_CASE("profile: it cannot be paused while a step is recorded, which runs later") {
+  Profile profile;
+  auto s = step([&](const Tensor& x) {
+    profile.pause();
+    return exp(x);
+  });
+  CHECK_THROWS_WITH_AS(s(ones({3})), doctest::Contains("call it outside"), Error);
+  exp(ones({3}));
+  CHECK(!profile.rows().empty());
+}
+
 TEST_CASE("profile: one that ends or pauses within a step that checks numerics leaves it whole") {
   auto profile = std::make_unique<Profile>();
   auto s = step(

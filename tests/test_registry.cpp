@@ -285,4 +285,7 @@ TEST_CASE("gradcheck finds a wrong gradient") {
   CHECK_THROWS_WITH_AS(gradcheck(lost, {ones({2}, kFloat64)}),
                        doctest::Contains("gradcheck: what fn returned does not require grad"),
                        Error);
+  const auto captured = [&](const Tensors&) { return x.detach().set_requires_grad(true).exp(); };
+  CHECK_THROWS_WITH_AS(gradcheck(captured, {arange(3)}),
+                       doctest::Contains("gradcheck: no input is float64"), Error);
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "backends/cpu/heap.h"
 #include "core/backend.h"
@@ -91,13 +92,31 @@ void detach(ThreadCache& cache) {
   cache.headroom.store(cache.high_water.load(std::memory_order_relaxed));
 }
 
+// The threads of the process that forked are not in its child, where what lies at their lists'
+// addresses may become a new thread's: what they held is still there, their lists are lost.
+void forget_other_threads() {
+  ThreadCache* all = std::exchange(global.threads, nullptr);
+  while (ThreadCache* const cache = std::exchange(all, all ? all->next : nullptr)) {
+    if (cache == &thread_cache) {
+      global.threads = cache;
+    } else {
+      global.live += live_of(*cache);
+      global.allocations += cache->allocations.load(std::memory_order_relaxed);
+    }
+  }
+  if (global.threads) global.threads->next = nullptr;
+}
+
 void start() {
   const char* poison = std::getenv("BRRR_POISON");
   global.poison = poison && *poison && *poison != '0';
   update_fast_path();
   // A child forked while another thread held the lock could never allocate.
   pthread_atfork([] { global.mutex.lock(); }, [] { global.mutex.unlock(); },
-                 [] { global.mutex.unlock(); });
+                 [] {
+                   forget_other_threads();
+                   global.mutex.unlock();
+                 });
 }
 
 void attach(ThreadCache& cache) {

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -138,6 +139,23 @@ void pin(pthread_t thread, int cpu) {
   pthread_setaffinity_np(thread, sizeof set, &set);  // unpinned is only slower
 }
 
+// Threads started while it lives leave the process's signals to those of the user: one that these
+// block, to wait for it, would end the process here. Not what a thread brings on itself, nor what
+// profilers send.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGPROF}) sigdelset(&all, own);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
 struct Worker {
   Signal go, done;
   const Task* task = nullptr;  // nullptr with a new `go`: leave
@@ -218,6 +236,7 @@ class Gang {
     auto worker = std::make_unique<Worker>();
     worker->spin = threads <= cpus().count();
     try {
+      const SignalsBlocked blocked;
       worker->thread = std::thread([w = worker.get(), index] { w->loop(index + 1); });
     } catch (const std::system_error&) {
       return false;

@@ -219,7 +219,7 @@ HostCopy* copy_out(const void* from, size_t bytes) {
     check(device().driver->record(c->done, device().compute), "event");
     s->idle.pop_back();
     return c;
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return nullptr;  // Whoever reads it asks again, and is told.
   }
 }

@@ -56,7 +56,8 @@ struct RowTensor::Reading {
     return {here == x.rows->n ? all : all * (length(x) / static_cast<double>(here)), x.rows};
   }
   template <class F> static RowTensor fold(const RowTensor& x, double identity) {
-    if (std::is_same_v<F, lifted::Add> || x.t.numel() == 0) return sum(x);
+    if (std::is_same_v<F, lifted::Add>) return sum(x);
+    if (x.t.numel() == 0 || x.rows->n == 0) return {sum(x).t + identity, x.rows};
     const auto extremum = std::is_same_v<F, lifted::Larger> ? amax : amin;
     return {extremum(where(isnan(x.t), identity, x.t), x.along(), true), x.rows};
   }

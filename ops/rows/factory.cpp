@@ -25,7 +25,8 @@ const OpDef empty_row{"empty",
                              m.sizes = c.attrs.list();
                            },
                        .kernel = {{[](OpCall&) {}}, {[](OpCall&) {}}},
-                       .scratch = no_scratch}};
+                       .scratch = no_scratch,
+                       .work = [](const OpCall&) { return Work{}; }}};
 
 const NumberOp full_row{
     "full", "every element the same number", {.moves = true}, [](auto number) { return number; }};

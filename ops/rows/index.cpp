@@ -112,13 +112,18 @@ template <Tensor (*kPick)(const Tensor&, int64_t, const Tensor&)> void sum_vjp(V
   if (v.needs(0)) v.gin[0] = v.gout[0];
   if (v.needs(2)) v.gin[2] = kPick(v.gout[0], dim_of(v.attrs()), v.input(1));
 }
-// What is picked and not the table that it is picked from; sums touch all that they add to.
+// What is picked and not the table that it is picked from, unless that is less; sums touch all that
+// they add to, in place what is named.
 Work pick_work(const OpCall& c) {
-  const auto item = static_cast<double>(itemsize(c.out[0].dtype()));
-  return {0, 2 * item * static_cast<double>(c.out[0].numel()) +
-                 8 * static_cast<double>(c.in[1]->numel)};
+  const double picked = memory_bytes(*c.out[0].impl());
+  return {0, std::min(picked, memory_bytes(*c.in[0])) + memory_bytes(*c.in[1]) + picked};
 }
-Work sum_work(const OpCall& c) { return {static_cast<double>(c.in[2]->numel), operand_bytes(c)}; }
+Work sum_work(const OpCall& c) {
+  const auto terms = static_cast<double>(c.in[2]->numel);
+  const double all = memory_bytes(*c.out[0].impl()),
+               named = static_cast<double>(itemsize(c.out[0].dtype())) * terms;
+  return {terms, operand_bytes(c) - (c.into ? 2 * std::max(0.0, all - named) : 0)};
+}
 
 // What the kernels take: a dense index; a sum its terms besides, where they have another dtype or
 // memory than it.

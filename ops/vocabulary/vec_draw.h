@@ -18,11 +18,13 @@ BRRR_VX u64 high_product(u64 a, u64 b) {
 
 // A number in [0, range), which is unsigned: the high part of word * range (Lemire, "Fast random
 // integer generation in an interval", 2019, without its rejection): a value's probability is off by
-// at most one part in 2^32 / range, which keeps every element's cost and counter fixed. Beyond 32
-// bits element i takes words 2i, 2i + 1.
+// at most one part in 2^32 / range, which keeps every element's cost and counter fixed. Beyond 2^20
+// that could be seen, and element i takes words 2i, 2i + 1; of 2^32 it is exact.
 template <class I> BRRR_VX i64 draw_below(I range, I seed, I number, I i) {
   const auto values = (unsigned long)range[0];
-  if (values <= 1UL << 32) return (i64)(wide(draw(seed, number, i)) * values >> 32);
+  if (values <= 1UL << 20 || values == 1UL << 32) {
+    return (i64)(wide(draw(seed, number, i)) * values >> 32);
+  }
   u64 word = wide(draw(seed, number, i + i + 1L)) << 32 | wide(draw(seed, number, i + i));
   return (i64)high_product(word, u64{} + values);
 }

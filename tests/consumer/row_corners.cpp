@@ -109,6 +109,16 @@ const RowOp standardised{"standardised", "(x - mean) sqrt(n - 1) / sqrt(sum((x -
                            return d * m::sqrt(n) * m::rsqrt(row::sum(m::square(d)));
                          }};
 
+// A row without elements has a largest one, too: to its gradient as to its value.
+const RowOp largest{"largest",
+                    "the sum of the rows' largest elements, times n",
+                    Operands<Operand::Each, Operand::Number>{},
+                    {"x", "n"},
+                    [](auto x, auto n) { return row::total(row::max(x)) * n; }};
+// Its gradient does not tell how it depends on that of the result.
+const RowOp forgetful{"forgetful", "x^2", [](auto x) { return x * x; },
+                      [](auto x, auto, auto g) { return 2.0 * x * m::constant(g); }};
+
 static bool checked(const RowOp& op, const std::vector<Tensor>& in) {
   const auto r = gradcheck(
       [&](const std::vector<Tensor>& v) { return v.size() == 1 ? op(v[0]) : op(v[0], v[1]); }, in,
@@ -214,6 +224,15 @@ static int check_leaf() {
   return 0;
 }
 
+static int check_without_elements() {
+  const Tensor n = tensor(2.0f).set_requires_grad();
+  const Tensor y = largest(ones({2, 0}), n);
+  y.backward();
+  CHECK(y.item<float>() == -INFINITY);
+  CHECK(n.grad().item<float>() == -INFINITY);
+  return 0;
+}
+
 static int check_varying() {
   const Tensor x = randn({6, 5}).set_requires_grad();
   double c = 10;
@@ -239,10 +258,13 @@ int main() {
   CHECK(checked(sums, {a}));
   CHECK(checked(standardised, {a}));
   CHECK(counted(a, two).item<double>() == 8.0);
+  const auto r = gradcheck([](const std::vector<Tensor>& v) { return forgetful(v[0]); }, {a},
+                           {.second_order = true});
+  CHECK(!r);
   // What is wanted is as exact as its operand.
   const Tensor x = randn({2, 3}).set_requires_grad(), y = ones({2, 3}, kBFloat16);
   times(x, y).backward(full({2, 3}, 1.0009765625));
   CHECK(x.grad().to_vector<float>() == std::vector<float>(6, 1.0009765625f));
   return check_ids() || check_two_ids() || check_numbers() || check_operands() ||
-         check_pointwise() || check_leaf() || check_varying();
+         check_pointwise() || check_leaf() || check_varying() || check_without_elements();
 }

@@ -349,6 +349,32 @@ TEST_CASE("DataParallel: backward passes of model(x) are refused, other models' 
   CHECK(same_bits(model.a.weight.grad(), g));
 }
 
+TEST_CASE("DataParallel: a pass that is given up, or an evaluation, keeps no other from training") {
+  if (ranks() == 1) return;
+  manual_seed(5);
+  Two judged, model;
+  dist::DataParallel evaluated(judged, {.accumulate = 4}), ddp(model);
+  optim::SGD opt(model.parameters(), {.lr = 0.1});
+  const Tensor x = batch(dist::rank(), 0).narrow(1, 0, 2).contiguous();
+  for (const bool evaluates : {true, false}) {
+    judged.train(!evaluates);
+    evaluated(x);
+    opt.zero_grad();
+    ddp(x).sum().backward();
+    opt.step();
+    const Tensor drawn = rand({3});
+    CHECK(same_bits(dist::broadcast(drawn), drawn));
+  }
+  const Tensor first = evaluated(x).sum(), second = ddp(x).sum();
+  CHECK(error_of([&] { first.backward(); }).find("one at a time") != std::string::npos);
+  judged.zero_grad();
+  opt.zero_grad();
+  second.backward();
+  opt.step();
+  CHECK(on_all_ranks(bytes_of(model)));
+  manual_seed(5);
+}
+
 // Its next gradients would be added to those of a step that the others have not ended. In runs of
 // their own: what has gone wrong once stays so.
 static void leave_out(Mode mode, bool shard, int passes) {
