@@ -7,9 +7,11 @@
 // than when the step was captured is copied into a slot before, and back afterwards if the step
 // writes it; the first time that happens to an input the step is captured anew, with the slot.
 
+#include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <mutex>
+#include <utility>
 
 #include "core/address_set.h"
 #include "core/context.h"
@@ -66,9 +68,9 @@ class DevicePlan final : public DeviceKernels {
   void run(const Replay& now) override {
     // Also for the arena: what one replay queues must not be torn apart by another thread's.
     const std::lock_guard lock(lending());
+    thread_own<Refused>() = {};
     keep_results(now);
     bind(now.bindings);
-    thread_own<Refused>().clear();
     for (const External& x : externals_) {
       if (x.in_slot) device_.copy(x.slot_begin(), x.now + x.low, x.bytes());
     }
@@ -83,12 +85,14 @@ class DevicePlan final : public DeviceKernels {
     counts_.launches = direct ? 0 : 1;
     if (direct) launch_directly(now.bindings);
     counts_.direct += direct && !watched;
-    try {
-      for (size_t k = 0; k < externals_.size(); ++k) {
-        if (externals_[k].in_slot && is_written(k)) copy_back(k, now.bindings[k]);
+    for (size_t k = 0; k < externals_.size(); ++k) {
+      if (!externals_[k].in_slot || !is_written(k)) continue;
+      try {
+        copy_back(k, now.bindings[k]);
+      } catch (const std::exception& e) {  // The step is done, and all else of it goes on.
+        Refused& last = thread_own<Refused>();
+        std::snprintf(last.why, sizeof last.why, "%s", e.what());
       }
-    } catch (const Error& e) {  // The step is done, and all else of it goes on.
-      thread_own<Refused>().assign(e.what());
     }
     hand_out(now.survivors);
   }
@@ -101,7 +105,7 @@ class DevicePlan final : public DeviceKernels {
     return graph_ && branches_.count && branches_.beside[group];
   }
   void report_faults() const override {
-    const std::string& why = thread_own<Refused>();
+    const std::string why = std::exchange(thread_own<Refused>(), {}).why;
     BRRR_CHECK(why.empty(),
                "step: it is done, but an input or state that it writes, and that lies elsewhere "
                "than before, is not up to date: {}",
@@ -111,7 +115,9 @@ class DevicePlan final : public DeviceKernels {
 
  private:
   /// Why the thread's last replay, which is done, could not be copied back; "" if it was.
-  struct Refused : std::string {};
+  struct Refused {
+    char why[400] = "";
+  };
   /// What the step touches of an external storage, in bytes from where the binding begins.
   struct External : Extent {
     bool in_slot = false;  ///< The captured kernels use the slot.

@@ -167,6 +167,14 @@ struct DataParallel::State final : NotCopied {
     if (expected && passes() > 1 && stream() == own_stream()) to_stream(after_group(group));
   }
 
+  // Another model's backward pass, after an evaluation or a pass that was given up, never comes.
+  void leave_other() const {
+    const bool awaits = context.gradients && context.gradients != hook;
+    const State* const other =
+        awaits ? static_cast<Hook*>(context.gradients)->state.load() : nullptr;
+    if (other && other->thread.load() == std::this_thread::get_id()) other->leave_stream();
+  }
+
   void begin_pass() {
     if (passes() == 1) return;
     check_parameters();
@@ -180,10 +188,7 @@ struct DataParallel::State final : NotCopied {
     complete.reset();
     came.assign(came.size(), false);
     reached = false;
-    // An evaluation's, or that of a pass which was given up, never comes.
-    if (context.gradients && context.gradients != hook && context.gradients->awaited()) {
-      static_cast<Hook*>(context.gradients)->state.load()->leave_stream();
-    }
+    leave_other();
     if (pass() == 0) {
       group = next_group();
       drop_earlier();
@@ -416,6 +421,7 @@ void DataParallel::begin_pass() {
 }
 
 Tensor DataParallel::operator()(const Tensor& x) {
+  if (context.grad_enabled) state_->leave_other();  // Its stream is not the one to go back to.
   const RngState before = rng_state();
   begin_pass();
   const uint64_t begun = rng_state().draw;

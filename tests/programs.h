@@ -57,6 +57,7 @@ inline pid_t start(const std::string& name, const std::vector<std::string>& opti
   argv.push_back(nullptr);
   const pid_t child = fork();
   if (child == 0) {
+    for (int key : {SIGINT, SIGHUP}) signal(key, SIG_DFL);  // Whatever the tests ignore.
     const int null = open("/dev/null", O_WRONLY);
     dup2(null, STDOUT_FILENO);
     execv(argv[0], argv.data());

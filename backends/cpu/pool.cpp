@@ -147,7 +147,8 @@ class SignalsBlocked {
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
-    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGPROF}) sigdelset(&all, own);
+    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS, SIGTRAP, SIGPROF})
+      sigdelset(&all, own);
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

@@ -9,8 +9,8 @@ options=()
 # Open MPI counts cores; others do not know the option.
 if "$mpirun" --version 2>&1 | grep -q "Open MPI\|OpenRTE"; then options=(--oversubscribe); fi
 # Of two launchers that share a folder, the one that ends removes it from under the one that begins
-# (Open MPI 4.1: 4 of 2,400 runs). Whoever is killed leaves it to the process beside.
+# (Open MPI 4.1: 4 of 2,400 runs). Who ends by a signal leaves it to the process beside.
 folder="$(mktemp -d)"
 export TMPDIR="$folder"
-{ tail --pid=$$ -f /dev/null; rm -rf "$folder"; } </dev/null >/dev/null 2>&1 &
+{ trap "" HUP TERM; tail --pid=$$ -f /dev/null || true; rm -rf "$folder"; } </dev/null >/dev/null 2>&1 &
 exec "$mpirun" "${options[@]}" -np "$ranks" "$@"

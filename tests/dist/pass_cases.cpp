@@ -365,6 +365,15 @@ TEST_CASE("DataParallel: a pass that is given up, or an evaluation, keeps no oth
     const Tensor drawn = rand({3});
     CHECK(same_bits(dist::broadcast(drawn), drawn));
   }
+  evaluated(x);  // Given up, and the other one is evaluated, which goes back to where it began.
+  model.train(false);
+  ddp(x);
+  model.train();
+  opt.zero_grad();
+  ddp(x).sum().backward();
+  opt.step();
+  const Tensor drawn = rand({3});
+  CHECK(same_bits(dist::broadcast(drawn), drawn));
   const Tensor first = evaluated(x).sum(), second = ddp(x).sum();
   CHECK(error_of([&] { first.backward(); }).find("one at a time") != std::string::npos);
   judged.zero_grad();
