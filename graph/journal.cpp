@@ -17,8 +17,8 @@ void Pass::forget_changes() noexcept {
 
 uint32_t Effects::gradient(const TensorImpl* t) const {
   if (!t || t->refs.get() == 1) return kNone;
-  const auto now = [](const Gradient& g) { return g.leaf.impl()->grad; };
-  const auto at = std::ranges::find(gradients, t, now);
+  const auto at =
+      std::ranges::find_if(gradients, [&](const Gradient& g) { return g.leaf.impl()->grad == t; });
   return at == gradients.end() ? kNone : static_cast<uint32_t>(at - gradients.begin());
 }
 
@@ -36,13 +36,15 @@ bool Pass::draws_in_turn() const {
 
 void Pass::note_effects() {
   leaves_.clear();
+  met_.clear();
   for (const Change& c : changes_) {
     if (c.field == Field::Grad && leaves_.insert(c.tensor.get())) {
       const TensorImpl* now = c.tensor->grad;
       const bool made = now && now->storage->pass == this;
+      const bool again = now && now->refs.get() > 1 && !met_.insert(now);
       effects_.gradients.push_back({Tensor(c.tensor), made ? now->value : kNone,
                                     static_cast<bool>(c.grad), made ? now->view : View::No,
-                                    effects_.gradient(now)});
+                                    again ? effects_.gradient(now) : kNone});
     }
     if (c.field == Field::Version) effects_.written.push_back(external_of(*c.storage));
     if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";

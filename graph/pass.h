@@ -195,7 +195,8 @@ class Pass final : public Recorder {
   };
   std::vector<Change> changes_;
   std::vector<std::pair<Ref<ControlCell>, double>> cells_;
-  AddressSet leaves_;   // Whose gradients have changed.
+  AddressSet leaves_;   // Whose gradients have changed,
+  AddressSet met_;      // and gradients that others hold, too: only one met again is looked for.
   AddressSet flagged_;  // Of which is known whether they required grad before.
   std::vector<Ref<Node>> used_nodes_;
   Effects effects_;  // Without bindings and results.
