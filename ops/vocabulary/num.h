@@ -66,7 +66,6 @@ template <class V> struct Num {
   [[gnu::always_inline]] friend Num operator*(Num a, Num b) { return wrap(a) * wrap(b); }
   [[gnu::always_inline]] friend Num operator/(Num a, Num b) { return a.v / b.v; }
   [[gnu::always_inline]] friend Num operator-(Num a) { return -wrap(a); }
-  [[gnu::always_inline]] friend Num operator>>(Num a, Num b) { return a.v >> b.v; }
 #define BRRR_COMPARE(sign, fn)                                        \
   [[gnu::always_inline]] friend Mask<V> operator sign(Num a, Num b) { \
     if constexpr (kIsScalar<V>) {                                     \

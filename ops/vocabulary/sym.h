@@ -155,7 +155,6 @@ inline SymMask operator!(SymMask a) { return mask_emit("~$0", {a.id}, {0}); }
 /// An int64 of a formula, whatever type the rest of it has: a place of the element, a seed.
 struct SymIndex {
   int id = -1;
-  SymIndex() = default;
   explicit SymIndex(int i) : id(i) {}
   SymIndex(int64_t v)  // NOLINT(google-explicit-constructor)
       : id(SymScope::current().add({Statement::Constant, kInt64, -1, literal(v)})) {}
@@ -171,7 +170,6 @@ inline SymIndex index_emit(const char* text, std::initializer_list<int> args) {
 
 inline SymIndex operator+(SymIndex a, SymIndex b) { return index_emit("$0 + $1", {a.id, b.id}); }
 inline SymIndex operator-(SymIndex a, SymIndex b) { return index_emit("$0 - $1", {a.id, b.id}); }
-inline SymIndex operator*(SymIndex a, SymIndex b) { return index_emit("$0 * $1", {a.id, b.id}); }
 inline SymIndex operator>>(SymIndex a, SymIndex b) { return index_emit("$0 >> $1", {a.id, b.id}); }
 
 #define BRRR_COMPARE(sign, fn)                                                                   \
