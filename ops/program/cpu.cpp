@@ -46,9 +46,7 @@ class Text : public CpuText {
       loops(elements, "0", std::to_string(size_[inner]), unroll, size_[inner]);
       text_ += "}\n";
     }
-    if (!around_.empty()) text_ += "fence_nt();\n";
-    text_ += "}\n";
-    out_.body = printed();
+    end_body();
     return std::move(out_);
   }
 

@@ -68,9 +68,7 @@ class AcrossWalk : public CpuText {
     for (int w : across_) print("alignas(64) {} t{}[{}];\n", memory(w), w, kAcrossBlock);
     emit(all(Statement::Never), 1, false);
     blocks();
-    if (!around_.empty()) text_ += "fence_nt();\n";
-    text_ += "}\n";
-    out_.body = printed();
+    end_body();
     return std::move(out_);
   }
 

@@ -24,9 +24,7 @@ class RowWalk : public RowText {
     store_for_all();
     arrays();
     pipelined_ ? pipeline(unit) : pass_by_pass(unit);
-    if (!around_.empty()) text_ += "fence_nt();\n";
-    text_ += "}\n";
-    out_.body = printed();
+    end_body();
     if (!columns_.empty() || !totals_.empty()) finish();
     return std::move(out_);
   }

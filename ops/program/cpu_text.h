@@ -73,6 +73,12 @@ class CpuText : protected Printer {
   /// Where vector u of a body begins for a pointer of the row; a body adds `i` to each but once.
   std::string address(const std::string& pointer, int u, bool tail);
   virtual void at_body(int /*unroll*/) {}
+  /// What ends the text of a launch.
+  void end_body() {
+    if (!around_.empty()) text_ += "fence_nt();\n";
+    text_ += "}\n";
+    out_.body = printed();
+  }
   /// What the name of a statement's value is in vector u.
   std::string name(int id, int u) const;
   /// The fold's combine of two expressions.

@@ -73,9 +73,7 @@ class Together : public CpuText {
     emit(all(Statement::Never), 1, false);
     const std::vector<int> elements = all(Statement::InRow);
     loops(elements, "begin", "end", choose_unroll(elements));
-    if (!around_.empty()) text_ += "fence_nt();\n";
-    text_ += "}\n";
-    out_.body = printed();
+    end_body();
     return std::move(out_);
   }
 
