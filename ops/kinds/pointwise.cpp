@@ -7,7 +7,6 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/rng.h"
-#include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
 #include "ops/kinds/pointwise_iteration.h"
 

@@ -12,7 +12,6 @@
 #include "ops/kinds/pointwise.h"
 #include "ops/kinds/reduction.h"
 #include "ops/vocabulary/vec_fold.h"
-#include "ops/vocabulary/vec_lanes.h"
 
 namespace brrr {
 

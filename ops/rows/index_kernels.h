@@ -3,7 +3,6 @@
 
 #include "core/device_kernel.h"
 #include "core/op.h"
-#include "ops/kinds/pointwise.h"
 
 namespace brrr {
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <ostream>
 
-#include "core/check.h"
 #include "core/context.h"
 #include "ops/vocabulary/convert.h"
 

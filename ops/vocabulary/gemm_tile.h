@@ -3,7 +3,6 @@
 // Every element is one chain of fused multiply-adds in the order of k, so that its bits do not
 // depend on the tile's shape or the machine's vector width.
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
