@@ -10,12 +10,19 @@
 
 namespace brrr {
 
-/// Meta of output k: contiguous memory of its own.
-inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes) {
+/// Meta of output k: contiguous memory of its own, where the first input is unless it is said.
+inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes, Device device) {
   OutMeta& m = c.meta[k];
   m.dtype = dtype;
-  m.device = c.in[0]->device;
+  m.device = device;
   m.sizes = sizes;
+}
+inline void set_meta(OpCall& c, int k, DType dtype, const IntList& sizes) {
+  set_meta(c, k, dtype, sizes, c.in[0]->device);
+}
+/// Of a call without inputs, whose attributes say where.
+inline void set_made_meta(OpCall& c, DType dtype, const IntList& sizes) {
+  set_meta(c, 0, dtype, sizes, {static_cast<DeviceType>(c.attrs.device), 0});
 }
 
 /// A shape rule: one result like the first input, in memory of its own.

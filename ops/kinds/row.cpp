@@ -107,10 +107,8 @@ static void row_infer(OpCall& c) {
   check_devices(c, s.x->device);
   for (int k = 0; k < static_cast<int>(info.operands.size()); ++k) check_operand(c, s, k);
   for (int k = 0; k < c.n_out; ++k) {
-    OutMeta& m = c.meta[k];
-    m.dtype = result_dtype(info, c, *s.x, k);
-    m.device = s.x->device;
-    m.sizes = s.sizes(info.results[static_cast<size_t>(k)]);
+    const Operand kind = info.results[static_cast<size_t>(k)];
+    set_meta(c, k, result_dtype(info, c, *s.x, k), s.sizes(kind), s.x->device);
   }
 }
 

@@ -15,18 +15,14 @@ namespace brrr {
 
 namespace {
 
-const OpDef empty_row{"empty",
-                      "uninitialised memory",
-                      {.infer =
-                           [](OpCall& c) {
-                             OutMeta& m = c.meta[0];
-                             m.dtype = static_cast<DType>(c.attrs.dtype);
-                             m.device = {static_cast<DeviceType>(c.attrs.device), 0};
-                             m.sizes = c.attrs.list();
-                           },
-                       .kernel = {{[](OpCall&) {}}, {[](OpCall&) {}}},
-                       .scratch = no_scratch,
-                       .work = [](const OpCall&) { return Work{}; }}};
+const OpDef empty_row{
+    "empty",
+    "uninitialised memory",
+    {.infer =
+         [](OpCall& c) { set_made_meta(c, static_cast<DType>(c.attrs.dtype), c.attrs.list()); },
+     .kernel = {{[](OpCall&) {}}, {[](OpCall&) {}}},
+     .scratch = no_scratch,
+     .work = [](const OpCall&) { return Work{}; }}};
 
 const NumberOp full_row{
     "full", "every element the same number", {.moves = true}, [](auto number) { return number; }};

@@ -56,12 +56,7 @@ IntList indexed_sizes(const OpCall& c) {
 }
 
 /// A sum has the dtype of src.
-void sum_infer(OpCall& c) {
-  OutMeta& m = c.meta[0];
-  m.dtype = c.in[2]->dtype;
-  m.device = c.in[2]->device;
-  m.sizes = indexed_sizes(c);
-}
+void sum_infer(OpCall& c) { set_meta(c, 0, c.in[2]->dtype, indexed_sizes(c), c.in[2]->device); }
 
 void scatter_add_infer(OpCall& c) {
   const TensorImpl &index = *c.in[1], &src = *c.in[2];

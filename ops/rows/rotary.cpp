@@ -57,18 +57,13 @@ void frequencies_cuda(OpCall& c) {
   }
 }
 
-const OpDef frequencies_row{"rotary_frequencies",
-                            "base^(-2i / width)",
-                            {.infer =
-                                 [](OpCall& c) {
-                                   OutMeta& m = c.meta[0];
-                                   m.dtype = kFloat64;
-                                   m.device = {static_cast<DeviceType>(c.attrs.device), 0};
-                                   m.sizes = {c.attrs.as<FrequencyAttrs>().count()};
-                                 },
-                             .kernel = {{frequencies_cpu}, {frequencies_cuda}},
-                             .scratch = no_scratch,
-                             .gradient_row = true}};  // Not public.
+const OpDef frequencies_row{
+    "rotary_frequencies",
+    "base^(-2i / width)",
+    {.infer = [](OpCall& c) { set_made_meta(c, kFloat64, {c.attrs.as<FrequencyAttrs>().count()}); },
+     .kernel = {{frequencies_cpu}, {frequencies_cuda}},
+     .scratch = no_scratch,
+     .gradient_row = true}};  // Not public.
 
 // Brought into one turn, exactly to float64, so that float32 is as good at far positions as at near
 // ones.
