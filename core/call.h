@@ -39,7 +39,7 @@ class Inputs {
 };
 
 /// The first result. Attributes are words, structs and lists of them (see Attrs), or the result's
-/// dtype.
+/// dtype or device.
 template <class... Attributes>
 Tensor call(const OpDef& op, const Inputs& in, const Attributes&... attributes) {
   OpCall c(op, in.data(), in.size());

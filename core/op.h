@@ -48,6 +48,7 @@ struct Attrs {
     for (int64_t x : list) push(x);
   }
   void push(DType t) { set_dtype(t); }
+  void push(Device d) { device = static_cast<uint8_t>(d.type); }
   template <class Words>
   requires std::is_aggregate_v<Words>
   void push(const Words& words) {

@@ -203,7 +203,7 @@ PointwiseCall& PointwiseCall::make(const IntList& sizes, DType dtype, Device dev
   numel_of(sizes, call_.op->name);  // Throws when there are too many elements.
   backend(device);                  // Throws when there is no such device.
   call_.attrs.set_dtype(dtype);
-  call_.attrs.device = static_cast<uint8_t>(device.type);
+  call_.attrs.push(device);
   sizes_ = sizes;
   return *this;
 }

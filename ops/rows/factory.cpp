@@ -72,12 +72,7 @@ int64_t count_reals(double start, double end, double step) {
 Tensor empty(const IntList& sizes, DType dtype, Device device) {
   numel_of(sizes, "empty");  // Throws when there are too many elements.
   backend(device);           // Throws when there is no such device.
-  OpCall c(empty_row, nullptr, 0);
-  c.attrs.set_dtype(dtype);
-  c.attrs.device = static_cast<uint8_t>(device.type);
-  c.attrs.push(sizes);
-  dispatch(c);
-  return std::move(c.out[0]);
+  return call(empty_row, {}, dtype, device, sizes);
 }
 
 static Tensor filled(const char* op, const IntList& sizes, Scalar v, DType dtype, Device device) {

@@ -76,13 +76,10 @@ const PointwiseOp angle_row{"rotary_angle", "position * frequency, less whole tu
                             }};
 
 Tensor angles(const Tensor& positions, const FrequencyAttrs& a, DType compute) {
-  OpCall c(frequencies_row, nullptr, 0);
-  c.attrs.device = static_cast<uint8_t>(positions.device().type);
-  c.attrs.push(a);
-  dispatch(c);
+  const Tensor frequencies = call(frequencies_row, {}, positions.device(), a);
   const Tensor at = unsqueeze(positions, -1);
-  if (compute == kFloat64) return c.out[0] * at;
-  return PointwiseCall(angle_row).dtype(compute).add(c.out[0]).add(at).run();
+  if (compute == kFloat64) return frequencies * at;
+  return PointwiseCall(angle_row).dtype(compute).add(frequencies).add(at).run();
 }
 
 const PointwiseOp pair_row{
