@@ -27,15 +27,12 @@ void slice_shape(OpCall& c) {
 }
 
 // Of parts of length 1 the dim goes away.
-void drop_dim(OpCall& c) {
+template <void (*kShape)(OpCall&)> void without_dim(OpCall& c) {
+  kShape(c);
   for (int k = 0; k < c.n_out; ++k) {
     c.meta[k].sizes.erase(dim_of(c.attrs));
     c.meta[k].strides.erase(dim_of(c.attrs));
   }
-}
-void select_shape(OpCall& c) {
-  slice_shape(c);
-  drop_dim(c);
 }
 
 void slice_vjp(VjpCall& v);
@@ -44,7 +41,7 @@ void select_vjp(VjpCall& v);
 const OpDef slice_row{"slice", "every step-th element of a range of one dim",
                       view_spec(slice_shape, slice_vjp)};
 const OpDef select_row{"select", "one index of a dim, which goes away",
-                       view_spec(select_shape, select_vjp)};
+                       view_spec(without_dim<slice_shape>, select_vjp)};
 
 // --- the gradient: zeros of the input's shape with g written where the view was. A row of its own,
 // so that it is out of place and differentiable. The input's sizes follow the slice's words.
@@ -98,11 +95,6 @@ void split_shape(OpCall& c) {
   }
 }
 
-void unbind_shape(OpCall& c) {
-  split_shape(c);
-  drop_dim(c);
-}
-
 // All parts' gradients, to be put side by side: one pass over memory, where as many selects or
 // slices would each write a tensor of the whole size and then be added up.
 std::vector<Tensor> gradients_of_parts(const VjpCall& v, bool unbound) {
@@ -128,7 +120,7 @@ void unbind_vjp(VjpCall& v) {
 }
 
 const OpDef unbind_row{"unbind", "the slices of a dim, which goes away",
-                       view_spec(unbind_shape, unbind_vjp)};
+                       view_spec(without_dim<split_shape>, unbind_vjp)};
 const OpDef split_row{"split", "parts of one length along a dim, the last as long as it is",
                       view_spec(split_shape, split_vjp)};
 
