@@ -36,12 +36,8 @@ template <class T, int N> BRRR_VX void give_each(char* p, long stride, const T (
 #pragma unroll
   for (int k = 0; k < N; ++k) *(T*)(p + k * stride) = v[k];
 }
-template <class T> BRRR_VX T* shared_row() {
-  __shared__ T all[32];
-  return all;
-}
-template <class T> BRRR_VX T* shared_square() {
-  __shared__ T all[32 * 33];
+template <class T, int N> BRRR_VX T* shared_room() {
+  __shared__ T all[N];
   return all;
 }
 // What the lanes of a walker have, combined: the same bits in each lane, as the lower lane always
@@ -54,7 +50,7 @@ template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
   }
   if constexpr (kLanes > 32) {
     constexpr int warps = kLanes > 32 ? kLanes / 32 : 1;  // NVRTC looks at what is not taken, too.
-    auto* const partial = shared_row<decltype(V::v)>();
+    auto* const partial = shared_room<decltype(V::v), 32>();
     __syncthreads();  // Its last use is over.
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x.v;
     __syncthreads();
@@ -66,7 +62,7 @@ template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
 // lanes take the slots of a column.
 template <int kSlots, int kColumns, class V, class C> BRRR_VX V down(V x, C combine) {
   if constexpr (kSlots > 1) {
-    auto* const partial = shared_square<decltype(V::v)>();
+    auto* const partial = shared_room<decltype(V::v), 32 * 33>();
     constexpr int step = kColumns + 1;
     const int column = threadIdx.x / kSlots, slot = threadIdx.x % kSlots;
     __syncthreads();  // Its last use is over.
