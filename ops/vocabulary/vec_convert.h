@@ -40,17 +40,14 @@ BRRR_VX f64 mask_to_f64(b16 m) { return to_f64(m & 1); }
 BRRR_VX i32 mask_to_i32(b16 m) { return m & 1; }
 BRRR_VX i64 mask_to_i64(b16 m) { return to_i64(m & 1); }
 
-// uint8 wraps modulo 256; a stored bool is 0 or 1 (any nonzero byte reads as true).
-BRRR_VX i32 u8_to_i32(u8 x) { return widen(x); }
-BRRR_VX u8 i32_to_u8(i32 x) { return low_bytes(x); }
+// A stored bool is 0 or 1 (any nonzero byte reads as true).
 BRRR_VX b16 bool_to_b16(u8 x) { return to_b16(u8_to_i32(x)); }
 BRRR_VX u8 b16_to_bool(b16 m) { return i32_to_u8(m & 1); }
 
 // bfloat16: the upper half of a float. Rounds to nearest even; a NaN stays one (made quiet).
 BRRR_VX f32 bf16_to_f32(u16 h) { return (f32)(widen(h) << 16); }
 #ifdef BRRR_VX_BFLOAT
-BRRR_VX u16 f32_to_bf16(f32 x) { return f32_to_bfloat(x); }
-BRRR_VX f32 round_bf16(f32 x) { return bf16_to_f32(f32_to_bfloat(x)); }
+BRRR_VX f32 round_bf16(f32 x) { return bf16_to_f32(f32_to_bf16(x)); }
 #else
 BRRR_VX u32 bf16_bits(f32 x) {
   u32 b = (u32)x;
@@ -64,9 +61,7 @@ BRRR_VX f32 round_bf16(f32 x) { return (f32)(bf16_bits(x) & 0xffff0000u); }
 // IEEE half, to nearest even with denormals (after F. Giesen, "half to float done quick"): a
 // denormal is made by one float addition that puts its last bit at the bottom of the sum.
 #ifdef BRRR_VX_HALF
-BRRR_VX f32 f16_to_f32(u16 h) { return half_to_f32(h); }
-BRRR_VX u16 f32_to_f16(f32 x) { return f32_to_half(x); }
-BRRR_VX f32 round_f16(f32 x) { return half_to_f32(f32_to_half(x)); }
+BRRR_VX f32 round_f16(f32 x) { return f16_to_f32(f32_to_f16(x)); }
 #else
 BRRR_VX u32 f16_bits(f32 x) {
   u32 b = (u32)x, mag = b & 0x7fffffffu;

@@ -131,9 +131,9 @@ template <class To, class From> BRRR_VX To convert(From x) {
   return To(static_cast<decltype(To::v)>(x.v));
 }
 
-BRRR_VX i32 widen(u8 x) { return convert<i32>(x); }
+BRRR_VX i32 u8_to_i32(u8 x) { return convert<i32>(x); }
 BRRR_VX u32 widen(u16 x) { return convert<u32>(x); }
-BRRR_VX u8 low_bytes(i32 x) { return convert<u8>(x & 255); }
+BRRR_VX u8 i32_to_u8(i32 x) { return convert<u8>(x & 255); }
 
 #ifndef BRRR_EMULATED
 // 16-bit floats, rounded to nearest even; a NaN loses its bits.
@@ -144,10 +144,10 @@ BRRR_VX u8 low_bytes(i32 x) { return convert<u8>(x & 255); }
     return y;                                                  \
   }
 #define BRRR_VX_BFLOAT
-BRRR_VX_CONVERT(f32_to_bfloat, u16, "h", f32, "f", "cvt.rn.bf16.f32")
+BRRR_VX_CONVERT(f32_to_bf16, u16, "h", f32, "f", "cvt.rn.bf16.f32")
 #define BRRR_VX_HALF
-BRRR_VX_CONVERT(f32_to_half, u16, "h", f32, "f", "cvt.rn.f16.f32")
-BRRR_VX_CONVERT(half_to_f32, f32, "f", u16, "h", "cvt.f32.f16")
+BRRR_VX_CONVERT(f32_to_f16, u16, "h", f32, "f", "cvt.rn.f16.f32")
+BRRR_VX_CONVERT(f16_to_f32, f32, "f", u16, "h", "cvt.f32.f16")
 #undef BRRR_VX_CONVERT
 #endif
 

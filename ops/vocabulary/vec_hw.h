@@ -24,7 +24,7 @@ template <class To, class From> BRRR_VX To convert(From x) {
 
 // Bytes and 16-bit words as integers, and the low bytes of integers. What changes its width by more
 // than twice g++ 12 takes apart lane by lane, but not in steps.
-BRRR_VX i32 widen(u8 x) {
+BRRR_VX i32 u8_to_i32(u8 x) {
 #if defined(__AVX512F__) && !defined(__clang__)
   typedef char bytes __attribute__((vector_size(16)));
   return __builtin_ia32_pmovzxbd512_mask((bytes)x, i32{}, static_cast<unsigned short>(-1));
@@ -40,7 +40,7 @@ BRRR_VX u32 widen(u16 x) {
   return convert<u32>(x);
 #endif
 }
-BRRR_VX u8 low_bytes(i32 x) {
+BRRR_VX u8 i32_to_u8(i32 x) {
 #if defined(__AVX512F__)
   return convert<u8>(x & 255);
 #else
@@ -52,7 +52,7 @@ BRRR_VX u8 low_bytes(i32 x) {
 // them.
 #ifdef __F16C__
 #define BRRR_VX_HALF
-BRRR_VX f32 half_to_f32(u16 h) {
+BRRR_VX f32 f16_to_f32(u16 h) {
 #ifdef __AVX512F__
   typedef short words __attribute__((vector_size(32)));
   return __builtin_ia32_vcvtph2ps512_mask((words)h, f32{}, static_cast<unsigned short>(-1), 4);
@@ -66,7 +66,7 @@ BRRR_VX f32 half_to_f32(u16 h) {
   return all;
 #endif
 }
-BRRR_VX u16 f32_to_half(f32 x) {
+BRRR_VX u16 f32_to_f16(f32 x) {
 #ifdef __AVX512F__
   typedef short words __attribute__((vector_size(32)));
   return (u16)__builtin_ia32_vcvtps2ph512_mask(x, 0, (words)u16{}, static_cast<unsigned short>(-1));
