@@ -37,8 +37,7 @@ class WholeWalk : public CpuText {
     text_ = "(char* const* a, long begin, long end) {\n";
     begin();
     chunk();
-    text_ += "}\n";
-    out_.body = printed();
+    end_body();
     text_ = "(char* const* a, long, long) {\n";
     begin();
     finish();
