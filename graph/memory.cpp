@@ -183,19 +183,29 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
   }
 }
 
-// Gives all blocks offsets in the best of a few orders, each good for some steps; the size of the
-// arena, beside which it notes the lower bound.
-size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
-                      std::vector<Block>& blocks, const MemoryRules& rules) {
-  std::vector<int64_t> live(s.groups.size() + 1);  // By group: the sum of live bytes.
+// The group at which most bytes of the blocks that count are live.
+struct Busiest {
+  uint32_t group;
+  size_t bytes;
+};
+template <class F>
+Busiest busiest(const Schedule& s, const std::vector<Block>& blocks, const F& counts) {
+  std::vector<int64_t> live(s.groups.size() + 1);  // By group.
   for (const Block& b : blocks) {
+    if (!counts(b)) continue;
     live[b.first] += b.bytes;
     live[b.last + 1] -= b.bytes;
   }
   std::partial_sum(live.begin(), live.end(), live.begin());
-  const auto busiest = std::ranges::max_element(live);
-  m.lower_bound_bytes = static_cast<size_t>(*busiest);
-  const auto peak = m.peak = static_cast<uint32_t>(busiest - live.begin());
+  const auto most = std::ranges::max_element(live);
+  return {static_cast<uint32_t>(most - live.begin()), static_cast<size_t>(*most)};
+}
+
+// Gives all blocks offsets in the best of a few orders, each good for some steps; the size of the
+// arena, beside which it notes the lower bound.
+size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
+                      std::vector<Block>& blocks, const MemoryRules& rules) {
+  const uint32_t peak = m.peak = busiest(s, blocks, [](const Block&) { return true; }).group;
   auto order = [&](const auto& key) {
     std::vector<size_t> list(blocks.size());
     std::iota(list.begin(), list.end(), size_t{0});
@@ -226,6 +236,7 @@ size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
     if (rules.rooms.empty() || many) break;
   }
   blocks = std::move(best);
+  m.lower_bound_bytes = busiest(s, blocks, [](const Block& b) { return b.host == kNone; }).bytes;
   return static_cast<size_t>(least);
 }
 

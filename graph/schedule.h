@@ -210,8 +210,8 @@ struct MemoryPlan {
   std::vector<Piece> scratch, kept;
   std::vector<Room> rooms;
   size_t arena_bytes = 0;
-  size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries, as aligned,
-  uint32_t peak = 0;             ///< and the group that it is of.
+  size_t lower_bound_bytes = 0;  ///< The largest sum of what is live in the arena, as aligned.
+  uint32_t peak = 0;             ///< The group at which most temporaries, in rooms too, are live.
   size_t in_place = 0, in_place_candidates = 0;
   size_t hosted = 0;  ///< Temporaries in rooms.
 };

@@ -90,7 +90,7 @@ struct StepStats {
   uint64_t in_place = 0, in_place_candidates = 0;
   uint64_t made_anew = 0;        ///< Instructions of a replay that make values anew.
   size_t arena_bytes = 0;        ///< Temporaries of a replay that fit into no result's memory.
-  size_t lower_bound_bytes = 0;  ///< The largest sum of live temporaries.
+  size_t lower_bound_bytes = 0;  ///< The largest sum of those that are live at a time.
   double record_seconds = 0, fuse_seconds = 0, plan_seconds = 0, build_seconds = 0,
          capture_seconds = 0;
   bool build_cached = false;    ///< The last build came from the disk cache.

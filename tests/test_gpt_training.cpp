@@ -162,3 +162,28 @@ TEST_CASE("gpt training: fast bfloat16 stays within its tolerance") {
     tail += own.losses[i], other_tail += other.losses[i];
   CHECK(std::abs(tail - other_tail) / other_tail < 0.05);
 }
+
+TEST_CASE("gpt training: a step is at most 64 kernels, and 24 more for a further layer" *
+          doctest::test_suite("host")) {
+  const TempCache cache;
+  const auto kernels = [](int64_t layers) {
+    models::GPT model({.vocab = 65, .block = 32, .layers = layers, .heads = 4, .width = 64});
+    optim::AdamW opt(model.parameters(), {});
+    auto step = brrr::step(
+        [&](const Tensor& x, const Tensor& y) {
+          opt.zero_grad();
+          const Tensor loss = model.loss(x, y);
+          loss.backward();
+          const Tensor norm = optim::clip_grad_norm_(model.parameters(), 1.0);
+          opt.step(isnan((loss + norm) * 0.0));
+          return loss.detach();
+        },
+        StepOptions{.build_at_first_call = true});
+    step(randint(0, 65, {8, 32}), randint(0, 65, {8, 32}));
+    return step.stats().kernels_per_replay;
+  };
+  const uint64_t two = kernels(2);
+  CHECK(two > 0);
+  CHECK(two <= 64);
+  CHECK(kernels(3) <= two + 24);
+}

@@ -157,6 +157,8 @@ void replay(Report& report) {
       mlp.run(8);
       const std::string name =
           fmt::format("MLP {} {}", optimizer, way == Way::Frozen ? "frozen" : "verified");
+      const auto kernels = static_cast<double>(mlp.stats().kernels_per_replay);
+      report.at_most(name + ", kernels of a step", 16, kernels, "");
       count_calls(report, name, [&] { mlp.run(1); });
       check_replays(report, name, mlp.stats());
     }
@@ -189,9 +191,9 @@ void mlp(Report& report, json& table) {
                        {"eager_to_floor", m.to_floor[0]},
                        {"graph_to_floor", m.to_floor[1]},
                        {"frozen_to_floor", m.to_floor[2]}});
-      if (batch >= 32) {
-        report_limit(report, fmt::format("MLP batch {}, {}, ", batch, optimizer), m.us[1], m.limit);
-      }
+      const std::string at = fmt::format("MLP batch {}, {}, ", batch, optimizer);
+      report.at_least(at + "graph over eager", 1, m.over_eager, "x");
+      if (batch >= 32) report_limit(report, at, m.us[1], m.limit);
       if (batch != 32) continue;
       const std::string name = fmt::format("MLP batch 32, {}", optimizer);
       const auto us = [&](double t) {
@@ -222,7 +224,7 @@ void fusion(Report& report) {
   auto one = brrr::step([](const Tensor& x) { return x.cos(); });
   auto two = brrr::step([](const Tensor& x) { return x.cos().cos(); });
   auto two_near = brrr::step([](const Tensor& x) { return x.cos().cos(); });
-  const Tensor near = brrr::randn({side * side / 512});
+  const Tensor near = brrr::randn({side * side / 512}), nearer = brrr::randn({near.numel() / 8});
   std::vector<double> rows, narrow_rows, full, cos_ratio;
   double rows_ms = 0, two_ms = 0, arithmetic_ms = 0;
   for (int r = 0; r < 7; ++r) {
@@ -233,12 +235,15 @@ void fusion(Report& report) {
     const int i = turns.each([&] { one(c.x); });
     const int j = turns.each([&] { two(c.x); });
     const int l = turns.each([&] { two_near(near); });
+    const int m = turns.each([&] { two_near(nearer); });
     turns.measure(3, 20);
     rows.push_back(100e9 * brrr::cpu::stream_like(2, side_bytes).seconds / turns.ns(g));
     narrow_rows.push_back(100e9 * brrr::cpu::stream_like(2, side_bytes).seconds / turns.ns(k));
     full.push_back(100e9 * brrr::cpu::stream_like(4, side_bytes).seconds / turns.ns(h));
-    // In the second level nothing waits for memory: what the multiply-add pipes take.
-    const double arithmetic = turns.ns(l) * static_cast<double>(side * side / near.numel());
+    // In the second level nothing waits for memory: what the multiply-add pipes take, beside what
+    // a call costs, which both have.
+    const double arithmetic = (turns.ns(l) - turns.ns(m)) * static_cast<double>(side * side) /
+                              static_cast<double>(near.numel() - nearer.numel());
     arithmetic_ms = arithmetic / 1e6;
     cos_ratio.push_back(turns.ns(j) / std::max(turns.ns(i), arithmetic));
     rows_ms = turns.ns(g) / 1e6;
@@ -248,7 +253,7 @@ void fusion(Report& report) {
                   median(narrow_rows), "%", "w, b rows of 1024");
   report.at_least("the same, w and b rows of 4096", 90, median(rows), "%",
                   fmt::format("{:.2f} ms", rows_ms));
-  report.at_least("the same, w and b 64 MB too", 85, median(full), "%");
+  report.at_least("the same, w and b 64 MB too", 90, median(full), "%");
   report.at_most("cos(cos(x)) fused, 64 MB, to the longer of one cos and its arithmetic", 1.1,
                  median(cos_ratio), "x",
                  fmt::format("{:.2f} ms, arithmetic {:.2f} ms", two_ms, arithmetic_ms));

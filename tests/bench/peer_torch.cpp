@@ -77,7 +77,7 @@ template <class Data> void run_model(const Options& o, TorchModel& model, const 
   const auto optimizer = make_optimizer(o.optimizer, model.parameters());
   torch::Tensor loss;
   const Quantiles us = time_steps(o.warmup, o.steps, [&](int i) {
-    optimizer->zero_grad();
+    drop_gradients(*optimizer);
     loss = model.loss(x[i % num_batches], y[i % num_batches]);
     loss.backward();
     optimizer->step();

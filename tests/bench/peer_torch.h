@@ -60,4 +60,10 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(
                                      AdamWOptions(adamw_lr).weight_decay(adamw_weight_decay));
 }
 
+// So that backward hands over new gradients. Optimizer::zero_grad() does so since 2.0; before, it
+// filled them with zeros, to which backward had to add.
+inline void drop_gradients(torch::optim::Optimizer& optimizer) {
+  for (auto& p : optimizer.param_groups()[0].params()) p.mutable_grad().reset();
+}
+
 }  // namespace brrr::bench

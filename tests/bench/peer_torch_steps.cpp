@@ -83,7 +83,7 @@ class TorchRun {
     reset();
   }
   torch::Tensor step() {
-    optimizer_->zero_grad();
+    drop_gradients(*optimizer_);
     const torch::Tensor loss = model_->loss(inputs_.at("x"), inputs_.at("y"));
     loss.backward();
     optimizer_->step();
