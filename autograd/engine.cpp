@@ -167,7 +167,7 @@ class Engine : NotCopied {
     const std::unique_ptr<Pending> pending(std::exchange(n.pending, nullptr));
     BRRR_CHECK(!n.released,
                "backward: the graph behind {} has been used and released; pass "
-               "retain_graph to the first backward",
+               "retain_graph to the first backward, or detach() what an earlier step left",
                n.op->name);
     uint64_t mask = 0;
     for (int i = 0; i < n.n_in; ++i) {

@@ -131,8 +131,8 @@ class StepCore final : public StepBase {
   Frozen last_;                   // Of the last call, for freeze().
   std::atomic<bool> is_frozen_ = false;
   std::vector<std::pair<int, Tensor>> inputs_;
-  size_t arguments_ = 0;  // Of the calls so far, at most.
-  int in_a_row_ = 0;      // The last calls, each of which was recorded.
+  size_t arguments_ = 0;   // Of the calls so far, at most.
+  int64_t new_calls_ = 0;  // 8 for each call that was recorded, less 1 for each other.
 };
 
 }  // namespace brrr::graph

@@ -118,7 +118,7 @@ static bool strays(const Recording& r, const Entry::Argument& a) {
 static void refuse_bindings(Frozen& f) {
   for (const Entry::Argument& a : f.entry->arguments) {
     if (a.external != kNone && strays(f.entry->recording, a)) {
-      f.refusal = "an argument shares its memory with another tensor of the step";
+      f.refusal = "an argument shares its memory with another tensor of the step; pass its clone()";
     }
   }
 }

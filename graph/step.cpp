@@ -128,7 +128,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   const int match = s.pass.finish();
   std::lock_guard lock(mutex_);
   if (match >= 0) {
-    in_a_row_ = 0;
+    new_calls_ = std::max<int64_t>(0, new_calls_ - 1);
     const auto e = s.entries[static_cast<size_t>(match)];
     const auto at = std::ranges::find(entries_, e);
     if (at != entries_.end()) std::rotate(entries_.begin(), at, at + 1);
@@ -146,11 +146,11 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   if (s.transient) return e;  // And forget it: it is told as a fallback.
   ++stats_.recordings;
   stats_.record_seconds += seconds;
-  if (!why.empty()) log("new recording: " + why);
-  if (++in_a_row_ == 2 * int64_t{options_.max_entries}) {
-    warn(std::to_string(in_a_row_) +
-         " calls in a row made a recording each, which takes longer than an eager call; fewer "
-         "shapes, a larger max_entries or Mode::Eager would help");
+  if (!why.empty() && log_.size() < 64) log("new recording: " + why);  // Warnings have room left.
+  if ((new_calls_ += 8) >= 16 * int64_t{options_.max_entries}) {
+    warn(
+        "more than every ninth call makes a recording, which takes longer than many eager calls; "
+        "fewer shapes, a larger max_entries or Mode::Eager would help");
   }
   entries_.insert(entries_.begin(), e);
   if (entries_.size() > static_cast<size_t>(options_.max_entries)) {
@@ -162,7 +162,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
 
 // Whether the line is new.
 bool StepCore::log(const std::string& line) {
-  if (log_.size() >= 64 || std::ranges::find(log_, line) != log_.end()) return false;
+  if (log_.size() >= 128 || std::ranges::find(log_, line) != log_.end()) return false;
   log_.push_back(line);
   return true;
 }
