@@ -386,3 +386,27 @@ TEST_CASE("optimisers: moments fade to zero, not for ever among denormal numbers
     }
   }
 }
+
+TEST_CASE("optimisers: Adam's step is lr where betas or eps are 0 and gradients small") {
+  const auto after = [](Mode mode, const optim::AdamOptions& o, std::vector<float> gradients) {
+    const Tensor p = parameter({1}, kFloat32);
+    optim::Adam opt({p}, o);
+    auto step = brrr::step(
+        [&](const Tensor& x) {
+          opt.zero_grad();
+          (p * x).sum().backward();
+          opt.step();
+        },
+        mode);
+    for (float g : gradients) step(tensor({g}));
+    return p.item<double>();
+  };
+  for (const Mode mode : {Mode::Eager, Mode::Graph}) {
+    // The mean is the gradient itself, also where that is nothing beside the one before.
+    CHECK(after(mode, {.lr = 0.1, .betas = {0, 0}, .eps = 0}, {1000, 1e-5f, -1e-5f, 1e-5f}) ==
+          doctest::Approx(0.8));
+    // The square's mean is a denormal number and all that the step is divided by.
+    CHECK(after(mode, {.lr = 0.1, .eps = 0}, {1e-18f, 1e-18f}) ==
+          doctest::Approx(0.8).epsilon(1e-3));
+  }
+}

@@ -53,7 +53,10 @@ constexpr auto kDecayed = [](auto p, auto g, auto wd) {
 constexpr auto kFaded = [](auto moment) {
   return m::where(m::abs(moment) < 0x1p-100, 0.0, moment);
 };
-constexpr auto kFadedSquare = [](auto moment) { return m::where(moment < 0x1p-126, 0.0, moment); };
+// One below eps is kept: with an eps of 0 it is all that a step is divided by.
+constexpr auto kFadedSquare = [](auto moment, auto eps) {
+  return m::where(moment < m::min(eps, 0x1p-126), 0.0, moment);
+};
 
 const Update<0> sgd_update{
     "sgd_step", "sgd_step_unless", "p - lr * (g + weight_decay * p)",
@@ -93,8 +96,10 @@ template <bool decoupled> struct Adam {
       p = p * (1.0 - lr * wd);
     else
       g = kDecayed(p, g, wd);
-    auto a = kFaded(avg + w1 * (g - avg));
-    auto s = kFadedSquare(avg_sq * beta2 + w2 * g * g);
+    // From the nearer end, so that a beta of 0 leaves g itself, however small beside the mean.
+    auto far = w1 < 0.5;
+    auto a = kFaded(m::where(far, avg, g) + m::where(far, w1, w1 - 1.0) * (g - avg));
+    auto s = kFadedSquare(avg_sq * beta2 + w2 * g * g, eps);
     auto denominator = m::sqrt(s) * root_factor + eps;
     return std::tuple{p - lr * step_factor * a / denominator, a, s};
   }
