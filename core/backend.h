@@ -45,8 +45,7 @@ struct KernelSource {
     return text;
   }
 };
-/// Generated kernels after building: `symbols[i]` is the address of the i-th name asked for.
-struct KernelModule;
+struct KernelModule;  ///< Generated kernels after building.
 
 /// For messages about memory: how many blocks of so many bytes an owner has, and the first five of
 /// them, "; the largest: 2 x 4096 of matmul, 1 x 512 of add".
