@@ -151,9 +151,8 @@ class Merger {
 
   void gather(uint32_t from, uint32_t to) {
     move(from, to);
-    for (Part& part : std::exchange(groups_[from].parts, {})) {
-      groups_[to].parts.push_back(std::move(part));
-    }
+    std::ranges::move(std::exchange(groups_[from].parts, {}),
+                      std::back_inserter(groups_[to].parts));
   }
 
   uint32_t group(const Access& a) const { return s_.group_of[a.instr]; }
