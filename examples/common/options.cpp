@@ -95,8 +95,8 @@ CommandLine::~CommandLine() = default;
 // Read without CLI11, to which 010 is eight, which rounds reals twice, and which leaves out what is
 // empty in a list.
 template <class T>
-void CommandLine::plain(const std::string& name, T& v, const std::string& text,
-                        const Check& check) {
+void CommandLine::plain(const std::string& name, T& v, const std::string& text, const Check& check,
+                        bool shows_default) {
   constexpr bool is_text = std::is_same_v<T, std::string>,
                  is_list = !is_text && !std::is_arithmetic_v<T>;
   const auto value = [&v] {
@@ -134,18 +134,16 @@ void CommandLine::plain(const std::string& name, T& v, const std::string& text,
     option->expected(1, -1)->allow_extra_args();
   else
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  if (shows_default) option->capture_default_str();
   if (option->nonpositional()) texts_[name.substr(2)] = value;
 }
 using Text = const std::string&;
-template void CommandLine::plain(Text, std::string&, Text, const Check&);
-template void CommandLine::plain(Text, int64_t&, Text, const Check&);
-template void CommandLine::plain(Text, double&, Text, const Check&);
-template void CommandLine::plain(Text, std::vector<std::string>&, Text, const Check&);
-template void CommandLine::plain(Text, std::vector<int64_t>&, Text, const Check&);
+template void CommandLine::plain(Text, std::string&, Text, const Check&, bool);
+template void CommandLine::plain(Text, int64_t&, Text, const Check&, bool);
+template void CommandLine::plain(Text, double&, Text, const Check&, bool);
+template void CommandLine::plain(Text, std::vector<std::string>&, Text, const Check&, bool);
+template void CommandLine::plain(Text, std::vector<int64_t>&, Text, const Check&, bool);
 
-void CommandLine::show_default(const std::string& name) {
-  app_->get_option(name)->capture_default_str();
-}
 void CommandLine::flag(const std::string& name, bool& v, const std::string& text) {
   app_->add_flag(name, v, text);
 }

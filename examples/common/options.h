@@ -77,12 +77,12 @@ class CommandLine : brrr::NotCopied {
   /// T is std::string, int64_t, double or a std::vector of the first two, each of which is checked.
   /// A name without dashes is what stands on the command line by itself.
   template <class T>
-  void plain(const std::string& name, T& v, const std::string& text, const Check& check = {});
+  void plain(const std::string& name, T& v, const std::string& text, const Check& check = {},
+             bool shows_default = false);
   /// The same with its default in --help.
   template <class T>
   void add(const std::string& name, T& v, const std::string& text, const Check& check) {
-    plain(name, v, text, check);
-    show_default(name);
+    plain(name, v, text, check, true);
   }
   /// The name of a file or folder that is read, which exists, or of a file that is written. One
   /// that is written is no other that is given.
@@ -115,7 +115,6 @@ class CommandLine : brrr::NotCopied {
   std::vector<std::string> hints_;        ///< Options that a checkpoint to resume may also say.
 
  private:
-  void show_default(const std::string& name);
   struct File {
     std::string option;
     const std::string* name;
