@@ -18,19 +18,19 @@ TEST_CASE("UTF-8: every code point, and what is none") {
   for (char32_t c = 0; c <= 0x10ffff; ++c) {
     std::string s;
     data::append_utf8(s, c);
-    const data::CodePoint back = data::decode_utf8(s, 0);
+    const CodePoint back = decode_utf8(s, 0);
     if (c >= 0xd800 && c < 0xe000) {
       REQUIRE_FALSE(back.valid());
     } else {
       REQUIRE((back.value == c && back.length == s.size()));
-      if (s.size() > 1) REQUIRE_FALSE(data::decode_utf8(s.substr(0, s.size() - 1), 0).valid());
+      if (s.size() > 1) REQUIRE_FALSE(decode_utf8(s.substr(0, s.size() - 1), 0).valid());
     }
   }
   for (const char* bad :
        {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xf0\x8f\xbf\xbf",
         "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xc3(", "\xe2\x82("}) {
-    CHECK_FALSE(data::decode_utf8(bad, 0).valid());
-    CHECK(data::decode_utf8(bad, 0).length == 1);
+    CHECK_FALSE(decode_utf8(bad, 0).valid());
+    CHECK(decode_utf8(bad, 0).length == 1);
   }
 }
 

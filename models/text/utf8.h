@@ -8,9 +8,6 @@
 
 namespace brrr::data {
 
-using brrr::CodePoint;
-using brrr::decode_utf8;
-
 inline bool is_utf8(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = decode_utf8(text, at);
