@@ -224,7 +224,7 @@ Section anatomy(Lab& lab) {
   }
   Sheet empty{"step-of-nothing", "a step of nothing", {"mode", "ns a call"}};
   empty.rows = {{"eager", adds[2]}, {"graph", adds[3]}};
-  Section s{.title = "Anatomy of a small call", .seen = {}};
+  Section s{.title = "Anatomy of a small call"};
   s.seen = {fmt::format(
                 "Adding two numbers takes {:.0f} ns eagerly, {:.0f} ns with its gradient recorded: "
                 "{:.1f} million adds a second; in the time of one the processor could do {:.0f} "
@@ -303,7 +303,7 @@ Section verdicts(Lab& lab) {
     built += v.expected != "-";
     right += v.expected == t.bound();
   }
-  Section s{.title = "Verdicts", .seen = {}};
+  Section s{.title = "Verdicts"};
   s.seen = {fmt::format(
       "Of {} steps built to be bound by one thing, {} are found to be. Of {} brrr::diagnose says "
       "\"{}\"; of {}, \"{}\". The gain that it predicts for models before graph mode is tried is "

@@ -107,7 +107,7 @@ Section rematerialisation(Lab& lab) {
   std::vector<WayOfKeeping> chain = keep_chain(lab), gpt = keep_gpt(lab);
   measure_keeping(lab, "chain", chain);
   measure_keeping(lab, "GPT", gpt);
-  Section s{.title = "Compute it again, or keep it?", .seen = {}};
+  Section s{.title = "Compute it again, or keep it?"};
   const auto percent_of = [](const WayOfKeeping& a, const WayOfKeeping& b) {
     return 100 * static_cast<double>(a.stats().arena_bytes) /
            static_cast<double>(std::max<size_t>(1, b.stats().arena_bytes));

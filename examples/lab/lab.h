@@ -41,7 +41,7 @@ struct Lab {
 /// What an experiment leaves.
 struct Section {
   std::string title;
-  std::vector<std::string> seen;         ///< Paragraphs with this run's figures.
+  std::vector<std::string> seen = {};    ///< Paragraphs with this run's figures.
   std::vector<std::string> answer = {};  ///< What of it belongs at the top of the page, likewise:
   std::vector<Picture> answer_pictures = {}, pictures = {};
   std::vector<Sheet> sheets = {};

@@ -26,7 +26,7 @@ static BothModes time_checked(Lab& lab, const char* what, Tensor (*f)(const Tens
 
 Section limits_of_machine(Lab& lab) {
   const Limits& l = lab.limits;
-  Section s{.title = "What this machine can do", .seen = {}};
+  Section s{.title = "What this machine can do"};
   s.seen = {fmt::format(
       "{:.0f} GFLOP/s of float32 multiply-adds on {} thread{}; copies at {:.0f} GB/s where they "
       "fit a cache ({}), {:.1f} GB/s from main memory ({}), bytes read and written. While a float "
@@ -77,12 +77,11 @@ Section roofline(Lab& lab) {
   const Roofline r(lab.limits, random_tensor(mb * kMB), repeats, lab.seconds);
   lab.compared += static_cast<int64_t>(r.points.size());
   if (!r.complaint.empty()) lab.complain("roofline", r.complaint);
-  Section s{.title = "More arithmetic a byte", .seen = {}};
-  s.seen = {r.seen()};
-  s.pictures = r.pictures();
-  s.sheets = {r.sheet()};
-  s.note = r.note();
-  return s;
+  return {.title = "More arithmetic a byte",
+          .seen = {r.seen()},
+          .pictures = r.pictures(),
+          .sheets = {r.sheet()},
+          .note = r.note()};
 }
 
 Section fusion(Lab& lab) {
@@ -114,7 +113,7 @@ Section fusion(Lab& lab) {
     if (both <= alone) return "nothing that could be measured";
     return fmt::format("{:.2f} times the first", both / alone - 1);
   };
-  Section s{.title = "Fusion", .seen = {}};
+  Section s{.title = "Fusion"};
   s.seen = {fmt::format(
       "The second cos of cos(cos(x)) costs {} in eager mode, and as a graph, where both are one "
       "kernel, {}. The graph takes {:.2f} times as long as copying the {} MB, eager mode {:.2f} "
@@ -194,7 +193,7 @@ Section activations(Lab& lab) {
   const int64_t mb = lab.megabytes(64);
   const auto all = activation_functions();
   const ActivationTimes t = time_activations(lab, mb);
-  Section s{.title = "Activations", .seen = {}};
+  Section s{.title = "Activations"};
   Sheet sheet{"activations",
               fmt::format("act(x * w + b) + r, {} MB each of x and r", mb),
               {"activation", "graph ms", "of the bare sum", "kernels", "eager ms", "eager/graph"}};

@@ -7,7 +7,6 @@ namespace examples::lab {
 Section processes(Lab& lab) {
   Section section{
       .title = "Two processes",
-      .seen = {},
       .note =
           "The same GPT step with AdamW in one process and in two, each with one thread and its "
           "own batch, which mpirun starts; medians. MB is what each process sends in a step. "

@@ -258,7 +258,7 @@ BarChart kernels_chart(const Anatomy& a) {
 }  // namespace
 
 Section batch_doubling(Lab& lab) {
-  Section s{.title = "Twice the batch, twice the time?", .seen = {}};
+  Section s{.title = "Twice the batch, twice the time?"};
   for (const Task& task : tasks(lab.model)) {
     const int64_t most = lab.quick ? 2 : task.sizes.back();
     Points points;
@@ -301,7 +301,7 @@ Section where_time_goes(Lab& lab) {
   const auto contraction = [&](size_t m, bool time) {
     return 100 * share_of(all[m], "contraction", time);
   };
-  Section s{.title = "Where the step goes", .seen = {}};
+  Section s{.title = "Where the step goes"};
   s.seen = {fmt::format(
       "{} at batch {}: contractions are {:.1f} % of the FLOPs, and {:.0f} % of the time in eager "
       "mode, {:.0f} % in graph mode. What is left of the time does {:.1f} % of the arithmetic.",
