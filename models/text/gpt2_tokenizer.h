@@ -4,7 +4,6 @@
 
 #include <array>
 #include <unordered_map>
-#include <utility>
 
 #include "models/text/tokenizer.h"
 
