@@ -1,7 +1,6 @@
 #include "backends/limits.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "core/figures.h"
 #include "core/tensor.h"
@@ -36,7 +35,6 @@ static DeviceLimits limits_of(const std::vector<double>& all) {
 }
 
 double best_seconds(Device device, const std::function<void()>& f) {
-  using Clock = std::chrono::steady_clock;
   constexpr int queued = 4;
   double best = 1e9;
   f();
@@ -45,8 +43,7 @@ double best_seconds(Device device, const std::function<void()>& f) {
     const auto begin = Clock::now();
     for (int i = 0; i < queued; ++i) f();
     synchronize(device);
-    const std::chrono::duration<double> s = Clock::now() - begin;
-    best = std::min(best, s.count() / queued);
+    best = std::min(best, seconds_since(begin) / queued);
   }
   return best;
 }

@@ -1,12 +1,18 @@
 #pragma once
 // Figures measured on this machine, kept on disk with the kernels for every later process.
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace brrr {
+
+using Clock = std::chrono::steady_clock;
+inline double seconds_since(Clock::time_point t) {
+  return std::chrono::duration<double>(Clock::now() - t).count();
+}
 
 /// How long what has been measured is kept.
 enum class Keep { OnDisk, InProcess, Not };

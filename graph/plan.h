@@ -2,23 +2,18 @@
 // A compiled entry: a schedule of kernels over planned memory, replayed without running user code.
 // What plans of all devices share; host_plan.cpp and device_plan.cpp replay.
 
-#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 
 #include "core/backend.h"
+#include "core/figures.h"
 #include "graph/pass.h"
 #include "graph/rematerialise.h"
 #include "graph/schedule.h"
 #include "graph/step.h"
 
 namespace brrr::graph {
-
-using Clock = std::chrono::steady_clock;
-inline double seconds_since(Clock::time_point t) {
-  return std::chrono::duration<double>(Clock::now() - t).count();
-}
 
 /// What a plan and its replays have cost and done besides the kernels, for stats and explain().
 struct ReplayCounts {

@@ -1,7 +1,6 @@
 // Finds and opens the module that talks to the device.
 #include "backends/cuda/device.h"
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "backends/module_path.h"
 #include "core/check.h"
 #include "core/device_link.h"
+#include "core/figures.h"
 
 namespace brrr::cuda {
 
@@ -17,7 +17,6 @@ namespace {
 // Of the compute capability: 16-bit attention's matrix instructions and bfloat16 products.
 constexpr int kLeastMajor = 8;
 
-using Clock = std::chrono::steady_clock;
 std::atomic<Clock::time_point> waiting_since{};
 
 // While a thread waits for the device.
@@ -92,7 +91,6 @@ void wait_for(Event* e, const char* what) {
 }  // namespace brrr::cuda
 
 double brrr::device_link::waited_s() {
-  const cuda::Clock::time_point since = cuda::waiting_since;
-  if (since == cuda::Clock::time_point()) return 0;
-  return std::chrono::duration<double>(cuda::Clock::now() - since).count();
+  const Clock::time_point since = cuda::waiting_since;
+  return since == Clock::time_point() ? 0 : seconds_since(since);
 }
