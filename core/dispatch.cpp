@@ -107,7 +107,6 @@ void execute(OpCall& c) {
 // Whether two elements may be one: dims from the smallest stride up, each has to step over all that
 // those before it reach. (Layouts that interleave without touching are taken for overlapping.)
 [[gnu::noinline]] static bool overlaps_itself(const TensorImpl& t) {
-  if (t.numel == 0) return false;
   std::pair<int64_t, int64_t> dims[kMaxDims];  // Strides and sizes.
   for (int d = 0; d < t.ndim; ++d) dims[d] = {std::abs(t.strides[d]), t.sizes[d]};
   std::sort(dims, dims + t.ndim);
@@ -186,7 +185,6 @@ void detail::after_write(OpCall& c, bool grads) {
       ++o.storage->histories;
       Ref<Node>::adopt(std::exchange(o.grad_fn, nullptr)).reset();
       o.flags = static_cast<uint8_t>(o.flags & ~kRequiresGrad);
-      o.output = 0;
     }
     before_change(o, Field::Version);
     ++o.storage->version;

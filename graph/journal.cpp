@@ -112,7 +112,7 @@ bool Pass::keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::ve
   const bool same = old->view == view && old->offset == v.offset && v.is_like(*old) &&
                     s.bytes == expected_->storages[v.storage].bytes;
   const bool alone = old->refs.get() == 1 && s.refs.get() == 1 && s.owned && s.data && !s.pass &&
-                     !s.number && !old->saved && !old->grad_fn && !old->requires_grad();
+                     !s.number && !old->requires_grad();
   const bool kept =
       same && alone && !live_[v.storage] && (*safe)[static_cast<size_t>(at - survivors.begin())];
   if (kept) live_[v.storage] = &s;

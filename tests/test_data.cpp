@@ -152,7 +152,15 @@ TEST_CASE("loader: every example once an epoch, in a seeded order that can be re
   state.erase("shuffle");  // As older files.
   CHECK(refused({.batch = 4, .seed = 3}, state) == "");
   CHECK_THROWS_AS(data::Loader(set, {.batch = 11, .drop_last = true}), Error);
+  const Tensor four = ones({4, 1});
+  CHECK_THROWS_AS(data::Loader({four, arange(5), 10}, {.batch = 2}), Error);
   data::Loader dropping(set, {.batch = 4, .shuffle = false, .drop_last = true});
+  state = dropping.state_dict();
+  state["position"] = full({}, 8, kInt64);  // Where two are left, which make no batch.
+  CHECK_THROWS_AS(dropping.load_state_dict(state), Error);
+  data::Loader halves(set, {.batch = 5, .shuffle = false, .drop_last = true});
+  halves.next();
+  CHECK(halves.next().y.to_vector<int64_t>() == std::vector<int64_t>{5, 6, 7, 8, 9});
   dropping.next();
   CHECK(dropping.next().y.to_vector<int64_t>() == std::vector<int64_t>{4, 5, 6, 7});
   CHECK(dropping.next().y.to_vector<int64_t>() == std::vector<int64_t>{0, 1, 2, 3});

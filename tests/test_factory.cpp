@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "backends/cpu/allocator.h"
 #include "core/context.h"
 #include "ops/pointwise_ops.h"
 #include "tests/said.h"
@@ -174,6 +175,12 @@ TEST_CASE("arange, linspace, eye, rand, randn in a dtype of choice") {
   CHECK(arange(5, 0, -2, kInt32).to_vector<int32_t>() == std::vector<int32_t>{5, 3, 1});
   CHECK(error_of([] { arange(0, 5, 0.5, kInt32); }) ==
         "arange: start 0, end 5 and step 0.5 give no int32; use integers");
+}
+
+TEST_CASE("full, arange, linspace: numbers at the ends of a dtype") {
+  CHECK(full({2}, 0.5, kBool).all().item<bool>());
+  CHECK(contains(error_of([] { arange(250, 260, 1, kUInt8); }), "arange: 259 is out of the range"));
+  CHECK(contains(error_of([] { linspace(-1e308, 1e308, 3, kFloat64); }), "their distance"));
 }
 
 TEST_CASE("item, to_vector, data") {
@@ -387,5 +394,16 @@ TEST_CASE("random: a call that throws uses no draw") {
   CHECK(contains(error_of([] { rand({-1}); }), "rand: sizes must not be negative"));
   CHECK(contains(error_of([] { rand_like(arange(3)); }), "rand_like: takes floating dtypes"));
   CHECK(contains(error_of([] { randperm(-1); }), "randperm"));
+  cpu::fail_after(0);
+  CHECK(contains(error_of([] { rand({1000, 1000}); }), "out of memory"));
+  cpu::fail_after(-1);
+  // What a stream of the step's own has drawn is none of the thread's.
+  auto s = step([](const Tensor& x) {
+    const Tensor drawn = x + randn({2});
+    const RngScope own(5);
+    if (randn({2}).defined()) throw std::runtime_error("user");
+    return drawn;
+  });
+  CHECK_THROWS_AS(s(ones({2})), std::runtime_error);
   CHECK(rng_state().draw == 0);
 }

@@ -180,6 +180,17 @@ TEST_CASE("grad scaler: gradients are divided once a step") {
   CHECK(p.grad().to_vector<float>() == std::vector<float>{0.5, 0.5});
 }
 
+TEST_CASE("pitfall A25: a frozen step divides no gradients that were divided before it") {
+  Scaled<optim::SGD, optim::SGDOptions> s({.lr = 0.1}, {.scale = 8});
+  const Tensor x = randn({4, 6}), y = randint(0, 3, {4});
+  auto step = brrr::step([&] { return s.run(x, y); }, kEarly);
+  for (int call = 0; call < 3; ++call) step();
+  step.freeze();
+  step();
+  s.scaler.unscale_(s.model.parameters());
+  CHECK(contains(error_of([&] { step(); }), "was divided since the last update()"));
+}
+
 TEST_CASE("grad scaler: the scale stays usable, whatever happens") {
   const Tensor yes = full({}, true), no = full({}, false);
   optim::GradScaler low({.scale = 0x1p-120, .interval = 1}),

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include "tests/said.h"
+#include "tests/temp_dir.h"
 
 using namespace brrr;
 using test::error_of;
@@ -346,9 +346,8 @@ TEST_CASE("views: sizes, strides and steps at the edge of the integers") {
 }
 
 TEST_CASE("save: keeps a file's mode and replaces nothing but regular files") {
-  const auto dir = std::filesystem::temp_directory_path() / "brrr-test-save-mode";
-  std::filesystem::create_directories(dir);
-  const std::string file = dir / "a.safetensors", pipe = dir / "pipe";
+  const test::TemporaryDirectory dir;
+  const std::string file = dir.file("a.safetensors"), pipe = dir.file("pipe");
   const StateDict dict{{"x", ones({2})}};
   save(file, dict);
   std::filesystem::permissions(file, std::filesystem::perms(0600));
@@ -357,7 +356,6 @@ TEST_CASE("save: keeps a file's mode and replaces nothing but regular files") {
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   CHECK(error_of([&] { save(pipe, dict); }).find("not a regular file") != std::string::npos);
   CHECK(std::filesystem::is_fifo(pipe));
-  std::filesystem::remove_all(dir);
 }
 
 TEST_CASE("requires_grad_ is set_requires_grad") {

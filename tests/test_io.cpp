@@ -77,6 +77,9 @@ TEST_CASE("safetensors: every dtype, shape and layout comes back") {
   std::memcpy(&header, read(path).data(), 8);
   CHECK(header % 8 == 0);
   CHECK(dir.count() == 1);
+  // What has larger elements comes first, so that all are aligned.
+  save(path, {{"a", ones({3}).to(kBool)}, {"b", ones({2}, kFloat64)}});
+  CHECK(read(path).find(R"("data_offsets":[0,16])") != std::string::npos);
   save(path, {});
   CHECK(load(path).empty());
 }
@@ -404,6 +407,12 @@ TEST_CASE("checkpoint: one that does not fit changes nothing") {
   CHECK(text.find("the optimizer does not fit") != std::string::npos);
   CHECK(same_bytes(before, other.parameters()[0]));
   CHECK((state.step == 3 && sgd.lr() == 0.5 && rng_state().draw == rng.draw));
+  // Of another model the optimiser does not fit either, but that says less.
+  models::MLP small({.sizes = {784, 8, 10}});
+  optim::AdamW of_small(small.parameters(), {});
+  TrainingState smaller{&small, &of_small, nullptr, nullptr, 0, {}};
+  CHECK(error_of([&] { load_checkpoint(path, smaller); }).find("the model does not fit") !=
+        std::string::npos);
   data::Loader loader(set, {.batch = 7, .seed = 5});
   TrainingState only_loader{nullptr, nullptr, nullptr, &loader, 0, {}};
   CHECK_THROWS_AS(load_checkpoint(path, only_loader), Error);
@@ -412,6 +421,11 @@ TEST_CASE("checkpoint: one that does not fit changes nothing") {
   CHECK(same_bytes(one.model.parameters()[0], other.parameters()[0]));
   save(path, one.model.state_dict());
   CHECK_THROWS_AS(load_checkpoint(path, only_model), Error);
+  TrainingState nothing;
+  for (const char* const step : {"", "7x", "-1", "9223372036854775808"}) {
+    save(path, {}, {{"brrr.step", step}, {"brrr.rng_seed", "0"}, {"brrr.rng_draw", "0"}});
+    CHECK(error_of([&] { load_checkpoint(path, nothing); }).find("step is ") != std::string::npos);
+  }
   one.state.metadata = {{"brrr.step", "7"}};
   const std::string own = error_of([&] { save_checkpoint(path, one.state); });
   CHECK(own.find("\"brrr.step\", a name of") != std::string::npos);

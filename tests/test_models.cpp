@@ -143,6 +143,21 @@ TEST_CASE("load_state_dict checks everything before it changes anything") {
   CHECK_THROWS_AS(to.load_state_dict(dict), Error);
   to.load_state_dict(from.state_dict());
   CHECK(to.fc2.weight.to_vector<float>() == from.fc2.weight.to_vector<float>());
+  dict = from.state_dict();
+  for (int i = 0; i < 12; ++i) dict["other" + std::to_string(i)] = zeros({1});
+  CHECK(contains(error_of([&] { to.load_state_dict(dict); }), " and 2 more"));
+}
+
+TEST_CASE("load_state_dict: what a model has, under other names") {
+  models::Sequential net;
+  for (int i = 0; i < 2; ++i) net.add<models::Linear>(2, 2);
+  StateDict dict = net.state_dict();
+  std::swap(dict["0.weight"], dict["1.weight"]);
+  const std::vector<float> first = dict["0.weight"].to_vector<float>();
+  const std::vector<float> last = dict["1.weight"].to_vector<float>();
+  net.load_state_dict(dict);
+  CHECK(net.state_dict()["0.weight"].to_vector<float>() == first);
+  CHECK(net.state_dict()["1.weight"].to_vector<float>() == last);
 }
 
 TEST_CASE("mlp: activations come from one table, errors list it") {

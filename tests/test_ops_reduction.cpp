@@ -210,6 +210,10 @@ TEST_CASE("reduction rows: dims in any order of memory, parts of them too, do no
   }
 }
 
+TEST_CASE("reduction rows: a single row of two elements that do not lie together") {
+  CHECK(arange(4).to(kFloat32).slice(0, 0, 4, 2).sum().item<float>() == 2);
+}
+
 TEST_CASE("reduction rows: the number of threads does not change a bit") {
   const Threads restore;
   for (const OpDef* op : rows_of(OpKind::Reduction)) {

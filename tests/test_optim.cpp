@@ -228,6 +228,10 @@ TEST_CASE("schedules are closed formulas of the step") {
     for (int i = 0; i < 400; ++i) steady.step();
     CHECK_THROWS_AS(growing.check_state_dict(steady.state_dict()), Error);
     CHECK_THROWS_AS(growing.load_state_dict(steady.state_dict()), Error);
+    StateDict large = growing.state_dict();
+    large["base_lr"] = full({}, 1e300, kFloat64);
+    large["step"] = full({}, 9, kInt64);
+    CHECK_THROWS_AS(growing.check_state_dict(large), Error);
     CHECK((growing.steps() == 0 && growing.lr_at(1) == 10.0 && opt.lr() == 1.0));
   }
   optim::StepLR steps(opt, 3, 0.5);

@@ -42,6 +42,24 @@ TEST_CASE("pitfall A7: blobs that lie in the same memory give eager's results") 
   CHECK(fallbacks == 0);
 }
 
+TEST_CASE("pitfall A7: a blob in a tensor's own memory gives eager's results") {
+  const auto run = [](Mode mode) {
+    const Tensor own = ones({8});
+    const Tensor blob = from_blob(own.data<float>() + 2, {6}, kFloat32, false);
+    auto s = step(
+        [&] {
+          own.add_(0.5);
+          blob.mul_(1.25);
+          return own.sum();
+        },
+        mode);
+    for (int call = 0; call < 4; ++call) s();
+    CHECK((s.stats().fallbacks > 0) == (mode == Mode::Graph));
+    return own.to_vector<float>();
+  };
+  CHECK(run(Mode::Graph) == run(Mode::Eager));
+}
+
 TEST_CASE("pitfall A7: an index that lies in memory which the step writes is checked when used") {
   std::vector<int64_t> memory{0, 1, 2};
   const Tensor index = from_blob(memory.data(), {3}, kInt64, false);

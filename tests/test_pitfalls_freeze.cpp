@@ -80,6 +80,7 @@ TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
                  }),
                  "host memory"));
   CHECK(contains(refusal([&](const Tensor& in) { return in.slice(0, 0, 2); }), "not made"));
+  CHECK(contains(refusal([&](const Tensor& in) { return in * w; }), "history"));
   CHECK(contains(refusal([&](const Tensor&) { w.set_grad(other); }), "outside"));
   w.set_grad({});
   // Accumulating onto a gradient from before: zero_grad outside would not be seen.

@@ -182,6 +182,13 @@ TEST_CASE("pitfall A25: what it captured has got a history in place since") {
     both(same);
     CHECK(w.grad().to_vector<float>() == std::vector<float>{91, 91});
   }
+  const Tensor w = ones({2}).set_requires_grad(), h = w * 3.0;
+  auto asks = brrr::step(
+      [&](const Tensor& x) { return (x * h).detach() + (h.requires_grad() ? 2.0 : 1.0); }, kEarly);
+  for (int call = 0; call < 3; ++call) asks(ones({2}));
+  asks.freeze();
+  h.zero_();  // Which it has lost now.
+  CHECK(same_bits(asks(ones({2})), ones({2})));
 }
 
 TEST_CASE("pitfall A25: backward through a tape from before the step is not frozen, kept or not") {

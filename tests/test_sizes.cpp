@@ -190,8 +190,15 @@ TEST_CASE("sizes: counts at the end of the integers") {
   CHECK_THROWS_WITH_AS(zeros({0, 3}).chunk(int64_t{1} << 40), doctest::Contains("ask for at most"),
                        Error);
   CHECK(x.split(INT64_MAX).size() == 1);
+  const std::vector<Tensor> wide(128, ones({1}).expand({int64_t{1} << 57}));  // 2^64 in all.
+  CHECK(error_of([&] { cat(wide); }).find("cat") == 0);
   CHECK(error_of([&] { x.narrow(0, 1, INT64_MAX); }).find("narrow") == 0);
   CHECK(error_of([&] { x.narrow(0, INT64_MAX, 1); }).find("narrow") == 0);
+  // Without elements: strides as PyTorch's, and always contiguous.
+  const Tensor none = zeros({2, 0, 3});
+  CHECK(none.strides() == IntList{3, 3, 1});
+  CHECK(none.view({3, 0, 2}).strides() == IntList{2, 2, 1});
+  CHECK(none.transpose(0, 2).is_contiguous());
   const data::Dataset set{ones({5, 2}), zeros({5}, kInt64)};
   CHECK(data::Loader(set, {.batch = INT64_MAX, .drop_last = false}).batches_per_epoch() == 1);
 }

@@ -223,6 +223,8 @@ TEST_CASE("TokenDataset: the split, and how many tokens it takes") {
                        Contains("has 1 tokens to validate on"), Error);
   CHECK_THROWS_WITH_AS(TokenDataset(Tokens(counting(100)), {.vocab = 95, .block = 4}),
                        Contains("token 95 at position 95 is not below 95"), Error);
+  CHECK_THROWS_WITH_AS(TokenDataset(five, Tokens(counting(5, 2)), {.vocab = 5, .block = 4}),
+                       Contains("token 5 at position 3 is not below 5"), Error);
   for (const data::TokenDatasetOptions& bad : {data::TokenDatasetOptions{.vocab = 0, .block = 1},
                                                {.vocab = 5, .block = 0},
                                                {.vocab = 5, .block = INT64_MAX},
@@ -307,6 +309,10 @@ TEST_CASE("TokenDataset: validation goes through its part once, in order") {
   CHECK(seen == counting(39));
   CHECK_THROWS_WITH_AS(set.validation_batch(4), Contains("only 4"), Error);
   CHECK_THROWS_AS(set.validation_batch(-1), Error);
+  // 12 tokens are 4 windows of 3, but the last has no successor.
+  const TokenDataset even(Tokens(counting(10)), Tokens(counting(12)),
+                          {.vocab = 100, .block = 3, .batch = 3});
+  CHECK(even.validation_batches() == 1);
   const TokenDataset none(Tokens(counting(9)), {.vocab = 9, .block = 3, .validation = 0});
   CHECK(none.validation_batches() == 0);
   CHECK_THROWS_AS(none.validation_batch(0), Error);

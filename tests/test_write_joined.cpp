@@ -198,6 +198,17 @@ TEST_CASE("written joined: gradients of halves are stored where they are joined"
   CHECK(kernels([&] { return turned(w); }) <= 11);
 }
 
+TEST_CASE("written joined: a part that is read afterwards stays where it is read") {
+  const auto fn = [](const Tensor& x) {
+    const Tensor a = x * 2.0, all = cat({a, x.exp()}, 1);
+    return Tensors{all, matmul(a, a.t())};
+  };
+  const Tensor x = randn({32, 32});
+  const Tensors eager = fn(x);
+  auto s = step(fn, {.require_graph = true});
+  for (int call = 0; call < 3; ++call) CHECK(same_bits(s(x), eager));
+}
+
 TEST_CASE("windows: offsets of a buffer count from the rows that a step uses first" *
           doctest::test_suite("host")) {
   const test::TempCache cache;

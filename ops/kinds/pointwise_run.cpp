@@ -269,7 +269,7 @@ void run_short(const Iteration& it, const Short* way, int64_t begin, int64_t end
       if (way[k] == Short::Tile)
         load_tile(it.loop_type(k), laid[k], it.operands[k].dtype, rows.at[k], 1, height * n);
       else if (way[k] == Short::Expanded || (way[k] == Short::Repeated && anew))
-        lay_out(it, k, way[k], rows.at[k], laid[k], std::min(most, outer - row % outer));
+        lay_out(it, k, way[k], rows.at[k], laid[k], height);
     }
     it.loop(out, in, step, height * n);
     for (int k = 0; k < it.n_out; ++k) {

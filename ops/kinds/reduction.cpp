@@ -91,7 +91,7 @@ void reduction_vjp(VjpCall& v) {
   }
   r.count = static_cast<double>(reduced_count(r.sizes, a.mask));
   const IntList kept = reduced_sizes(r.sizes, {a.mask, true});
-  const bool reshaped = !a.keepdim && !r.dims.empty();
+  const bool reshaped = !a.keepdim;
   r.g = reshaped ? reshape(v.gout[0], kept) : v.gout[0];
   if (info.traits.saves_input) r.x = v.input(0);
   if (info.traits.saves_output) {

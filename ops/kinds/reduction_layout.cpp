@@ -30,7 +30,7 @@ Runs find_runs(const TensorImpl& x, int64_t mask, const IntList& order) {
       r.stride[r.n] = whole;
       r.reduced[r.n++] = reduced;
     }
-    r.merged &= x.strides[d] >= 0 && r.stride[r.n - 1] == whole;
+    r.merged &= r.stride[r.n - 1] == whole;
     r.size[r.n - 1] *= x.sizes[d];
     r.stride[r.n - 1] = x.strides[d];
   }

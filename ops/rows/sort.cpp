@@ -44,7 +44,6 @@ bool sorts_by_digits(int64_t n, int64_t k) { return n >= kRadixFrom && k > n / 1
 // Moves the k smallest of n entries to the front, in order.
 template <class E> void smallest_first(E* e, int64_t n, int64_t k) {
   const auto less = [](E a, E b) { return before(a, b); };
-  if (k == 0) return;
   if (k < n && k <= n / 16) return std::partial_sort(e, e + k, e + n, less);
   if (k < n) std::nth_element(e, e + k - 1, e + n, less);
   std::sort(e, e + k, less);
