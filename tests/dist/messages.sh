@@ -19,9 +19,10 @@ ends() {
   (( SECONDS - begin <= most )) || fail "ended only after $((SECONDS - begin)) s: $words"
   grep -aEo -m 1 -- "$words.*" "$work/ranks"
 }
-# on_rank_1 <what>: bash's part of a command that does so before the program, or instead of it.
+# on_rank_1 <what> [else]: bash's part of a command that does so before the program, or instead of it.
 on_rank_1() {
-  echo "if [[ \${OMPI_COMM_WORLD_RANK:-\${PMI_RANK:-}} == 1 ]]; then $1; fi; exec \"\$0\" \"\$@\""
+  echo "if [[ \${OMPI_COMM_WORLD_RANK:-\${PMI_RANK:-}} == 1 ]]; then $1; else ${2:-:}; fi;" \
+    'exec "$0" "$@"'
 }
 
 tests="$bin/brrr_dist_tests"
@@ -30,7 +31,7 @@ mlp=("$bin/train_mlp" --images 200 --batch 1 --steps 40 --eval-every 0 --log-eve
 starts_and_ends() {
   for early in "exit 0" "sleep 30"; do
     BRRR_DIST_LIMIT=2 ends 10 "brrr: rank 0 of 2: waited 2 s for the other processes to start" \
-      bash -c "$(on_rank_1 "$early")" "$tests"
+      bash -c "$(on_rank_1 "$early" "sleep 0.5")" "$tests"  # Later: Open MPI ends the others itself.
   done
   BRRR_DIST_LIMIT=abc ends 10 "BRRR_DIST_LIMIT is 'abc'" \
     bash -c "$(on_rank_1 'sleep 30')" "$tests"
