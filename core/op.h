@@ -229,10 +229,10 @@ struct OpSpec {
   /// Bytes that the CPU's kernel takes beside its outputs, at most; negative: it cannot be said.
   /// Looks at dtypes and layouts only.
   int64_t (*scratch)(const OpCall&) = packed_bytes;
-  /// Of a library row: how its operands, results after inputs, are cut into so many parts whose
+  /// Of a library row: how its operands, results after inputs, are cut into equal parts whose
   /// elements get the bits that those of the whole get. Looks at dtypes and layouts only; null: the
   /// CPU's kernel cannot be cut. See Share.
-  int (*cut)(const OpCall&, int operand, int64_t parts) = nullptr;
+  int (*cut)(const OpCall&, int operand) = nullptr;
   /// Bytes of what the first of many parts can make for all, of the call for one part. Null: none.
   int64_t (*keeps)(const OpCall&) = nullptr;
   /// Of a library row on a GPU: the room that operands are to have, results after inputs, so that

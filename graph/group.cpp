@@ -162,7 +162,7 @@ std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const
     IntList sizes = v.size_list(), strides = v.stride_list();
     for (int64_t& stride : strides) stride = info.laid(stride);
     int64_t offset = info.laid(v.offset);
-    if (const int dim = whole ? i.op->cut(whole->call, k, of.parts) : kWhole; dim >= 0) {
+    if (const int dim = whole ? i.op->cut(whole->call, k) : kWhole; dim >= 0) {
       sizes[dim] /= of.parts;
       const bool own = of.strips->parts(v.storage) > 1;
       if (!own) offset += of.part * sizes[dim] * v.strides[dim];

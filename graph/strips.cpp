@@ -148,7 +148,7 @@ class Finder {
       const uint32_t id = r_.all(i)[n];
       if (id == kNone) continue;
       const Value& v = r_.value(id);
-      const int cut = i.op->cut(k.call->call, n, parts);
+      const int cut = i.op->cut(k.call->call, n);
       if (cut == kUncut || (cut >= 0 && v.sizes[cut] % parts != 0)) return std::nullopt;
       all.push_back(
           {v.storage, n >= i.n_in, v.item(), v.offset, v.size_list(), v.stride_list(), cut});

@@ -280,12 +280,26 @@ TEST_CASE("allocator: trim gives unused memory back and spares what is in use") 
   churn(3, 5000, 1 << 20);
 }
 
+TEST_CASE("allocator: a request that nothing free can hold takes no more than itself") {
+  if (kPlainMalloc) return;
+  trim();
+  const size_t base = memory_stats().reserved;
+  for (const size_t bytes : {size_t{40} << 20, size_t{60} << 20, size_t{80} << 20}) {
+    deallocate(allocate(bytes), bytes);
+    CHECK(memory_stats().reserved < base + bytes + (size_t{1} << 20));
+  }
+  trim();
+}
+
 TEST_CASE("allocator: when the system refuses, cached memory is given up first") {
   if (brrr::test::kThreadSanitizer) return;  // Its shadow memory exceeds any limit.
   if (kPlainMalloc) return;
   trim();
   rlimit old{};
   getrlimit(RLIMIT_AS, &old);
+  std::vector<void*> small(4096);  // 256 MB
+  for (void*& p : small) p = allocate(detail::kSmallLimit);
+  for (void* p : small) deallocate(p, detail::kSmallLimit);
   void* cached = allocate(size_t{512} << 20);
   const size_t reserved = memory_stats().reserved;
   deallocate(cached, size_t{512} << 20);
@@ -298,13 +312,13 @@ TEST_CASE("allocator: when the system refuses, cached memory is given up first")
   rlimit tight = old;
   tight.rlim_cur = pages * 4096 + (size_t{256} << 20);
   REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
-  void* larger = allocate(size_t{600} << 20);  // fits only once the 512 MB are unmapped
+  void* larger = allocate(size_t{900} << 20);  // fits only once all of these are unmapped
   void* hopeless = allocate(size_t{4} << 30);
   setrlimit(RLIMIT_AS, &old);
   CHECK(larger != nullptr);
   CHECK(hopeless == nullptr);
   CHECK(memory_stats().reserved < reserved + (size_t{200} << 20));
-  deallocate(larger, size_t{600} << 20);
+  deallocate(larger, size_t{900} << 20);
   trim();
 }
 

@@ -36,11 +36,12 @@ struct Shape {
   }
 };
 
-// Around a vector, a tile of queries (16), a tile of keys (64); one token, one element.
+// Around a vector, a tile of queries (16), a tile of keys (64); one token, one element; wider than
+// what is transposed at a time (256), with several tiles of keys.
 const Shape kShapes[] = {{{2}, 1, 1, 1, 1},     {{}, 5, 7, 3, 4},         {{2, 1}, 16, 16, 16, 16},
                          {{3}, 17, 15, 5, 33},  {{2, 2}, 32, 32, 16, 16}, {{1}, 33, 65, 8, 9},
                          {{2}, 70, 64, 20, 12}, {{1}, 1, 130, 16, 16},    {{1}, 100, 200, 48, 64},
-                         {{1}, 130, 3, 64, 32}};
+                         {{1}, 130, 3, 64, 32}, {{1}, 20, 150, 300, 8}};
 
 // All that can be masked: nothing, some, and for some queries everything.
 std::vector<AttentionOptions> masks_for(const Shape& s, DType t) {
@@ -186,8 +187,14 @@ TEST_CASE("attention: values") {
   CHECK(
       scaled_dot_product_attention(zeros({2, 0, 4}), zeros({2, 3, 4}), zeros({2, 3, 5})).sizes() ==
       IntList{2, 0, 5});
-  check_same(scaled_dot_product_attention(ones({2, 3, 4}), ones({2, 0, 4}), ones({2, 0, 5})),
-             zeros({2, 3, 5}));
+  const Tensor q = ones({2, 3, 4}).set_requires_grad(true);
+  const Tensor none = attend({q, ones({2, 0, 4}), ones({2, 0, 5})}, {});
+  check_same(none.detach(), zeros({2, 3, 5}));
+  none.sum().backward();
+  check_same(q.grad(), zeros({2, 3, 4}));
+  // Queries and keys of no width see all keys alike.
+  check_close(attend({ones({1, 2, 0}), ones({1, 2, 0}), tensor({{{1.f, 4.f}, {3.f, 0.f}}})}, {}),
+              full({1, 2, 2}, 2.0), 1e-6);
 }
 
 TEST_CASE("attention: a query that sees no key gives zeros and has no gradient") {

@@ -4,7 +4,9 @@
 #include <tuple>
 
 #include "brrr.h"
+#include "graph/branches.h"
 #include "tests/cuda_cases.h"
+#include "tests/recorded.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -64,6 +66,35 @@ int groups_beside(const std::string& explained) {
 }
 
 }  // namespace
+
+TEST_CASE("branches: what nothing waits for goes first, not too far; nothing before its operands") {
+  const Tensor x = ones({8, 8});
+  const graph::Recording r = record([&] {
+    Tensor chain = x;
+    for (int k = 0; k < 10; ++k) chain = matmul(chain, x);
+    return std::vector<Tensor>{chain, matmul(x, x)};
+  });
+  const graph::Schedule s = graph::make_schedule(r, false);
+  REQUIRE(s.groups.size() == 11);
+  std::vector<KernelNote> notes(11, {"", "", "contraction", {1e6, 1e5}});
+  notes[10].work = {1e4, 1e3};
+  const std::vector<uint32_t> wanted = {0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9};
+  CHECK(graph::order_for_branches(r, s, notes) == wanted);
+}
+
+TEST_CASE("branches: of those beside the last that a kernel needs is waited for, once") {
+  const graph::Recording r = record([] { return std::vector<Tensor>{ones({4}).exp()}; });
+  const uint32_t value = r.out(r.instrs.back())[0], storage = r.value(value).storage;
+  const char m[3] = {};
+  const std::vector<std::vector<graph::Use>> uses = {{{m, m + 1, true}},
+                                                     {{m + 1, m + 2, true, storage, value}},
+                                                     {{m + 2, m + 3, true}},  // Of nobody beside.
+                                                     {{m + 1, m + 2, false, storage, value}},
+                                                     {{m, m + 1, false}}};
+  const graph::Branches b{{1, 1, 0, 0, 0}, {}, 2};
+  using graph::kNone;
+  CHECK(graph::find_awaits(r, b, uses) == std::vector<uint32_t>{kNone, kNone, kNone, 1, kNone});
+}
 
 TEST_CASE("branches: products' gradients run beside each other, with the bits of eager mode") {
   if (!have_device()) return;

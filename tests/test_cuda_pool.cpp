@@ -124,6 +124,31 @@ TEST_CASE("cuda pool: blocks that lie apart are as long as asked and new, but wi
   CHECK(Counting::used == 700);
 }
 
+TEST_CASE("cuda pool: a capture takes again what it gave back where that is as long") {
+  for (const bool apart : {false, true}) {
+    Counting device(64 * kMiB);
+    Pool pool(device.driver, apart);
+    pool.deallocate(pool.allocate(4 * kKiB, "op"), 4 * kKiB);
+    pool.hold();
+    void* const b = pool.allocate(kKiB, "op");
+    if (apart) CHECK(Counting::sizes.at(b) == kKiB);
+    void* const a = pool.allocate(4 * kKiB, "op");
+    pool.deallocate(a, 4 * kKiB);
+    CHECK(pool.allocate(kKiB, "op") != a);
+    CHECK(pool.allocate(4 * kKiB, "op") == a);
+    pool.deallocate(a, 4 * kKiB);
+    for (const auto& [p, bytes] : pool.taken()) pool.deallocate(p, bytes);
+    CHECK(pool.stats().live == 2 * kKiB);
+  }
+}
+
+TEST_CASE("cuda pool: the last bytes of a device, too few for a segment, can be had") {
+  Counting device(3 * kMiB);
+  Pool pool(device.driver);
+  CHECK(pool.allocate(2560 * kKiB, "op") != nullptr);
+  CHECK(pool.stats().reserved == 2560 * kKiB);
+}
+
 TEST_CASE("cuda pool: with BRRR_POISON=1 the emulator sees what is read beyond a tensor") {
   const char* const poison = std::getenv("BRRR_POISON");
   if (!poison || *poison != '1' || !std::getenv("BRRR_EMULATOR_PTX")) return;

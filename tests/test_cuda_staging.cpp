@@ -13,6 +13,7 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/support.h"
+#include "core/device_link.h"
 #include "ops/program/cuda.h"
 #include "ops/reduction_ops.h"
 #include "tests/cuda_cases.h"
@@ -102,6 +103,30 @@ TEST_CASE("cuda: what kernels noted is told once, by the read that waits for it"
   CHECK(error_of([&] { cuda::to_host(&byte, memory.p, 1); }).empty());
 }
 
+TEST_CASE("cuda: what came after the fault that is told of is told of next, and then nothing") {
+  if (!have_device()) return;
+  const Memory memory(64);
+  Fault fault;
+  cuda::to_host(&fault, device_fault(), sizeof fault);
+  fault.set = fault.last_set = fault.count = 1;
+  fault.op = fault.last_op = registry()[3]->index;
+  fault.value = fault.last_value = 12;
+  fault.limit = fault.last_limit = 7;
+  cuda::to_device(device_fault(), &fault, sizeof fault);
+  HostCopy* const early = device_queue::copy_out(memory.p, 1);
+  fault.count = 2;
+  fault.last_value = 20;
+  cuda::to_device(device_fault(), &fault, sizeof fault);
+  const auto said = [&] {
+    char byte = 0;
+    return error_of([&] { device_queue::read(*early, &byte, 0, 1); });
+  };
+  CHECK(contains(said(), ": index 12 is out of range"));
+  CHECK(contains(said(), ": index 20 is out of range"));
+  CHECK(said() == "");
+  device_queue::drop(early);
+}
+
 TEST_CASE("cuda: without pinned memory a result is not copied early") {
   if (!have_device()) return;
   static Driver poor;
@@ -116,6 +141,17 @@ TEST_CASE("cuda: without pinned memory a result is not copied early") {
   CHECK(!some.back());
   some.pop_back();
   for (HostCopy* c : some) device_queue::drop(c);
+  cuda::synchronize();
+}
+
+TEST_CASE("cuda: of thousands of results that are held the last are not copied early") {
+  if (!have_device()) return;
+  const Memory memory(64);
+  std::vector<HostCopy*> all;
+  for (HostCopy* c; all.size() < 5000 && (c = device_queue::copy_out(memory.p, 64));)
+    all.push_back(c);
+  CHECK(all.size() <= 4096);
+  for (HostCopy* c : all) device_queue::drop(c);
   cuda::synchronize();
 }
 
@@ -144,6 +180,31 @@ TEST_CASE("cuda: code that a full disk does not take runs all the same") {
   CHECK(bytes == 100000);
 }
 
+TEST_CASE("cuda: code in the cache is of one text, compiler and architecture") {
+  const TempCache cache;
+  static int version, compiled;
+  version = 1, compiled = 0;
+  Driver compiler{};
+  compiler.compile = [](const char*, const char*, int, int, const char** image,
+                        size_t* bytes) -> Failure {
+    ++compiled, *image = "code", *bytes = 4;
+    return nullptr;
+  };
+  compiler.compiler_version = [] { return version; };
+  const auto compiles = [&](const char* text, int major, int minor) {
+    const int before = compiled;
+    CHECK(machine_code(compiler, text, "k", major, minor) == "code");
+    return compiled > before;
+  };
+  CHECK(compiles("a", 8, 0));
+  CHECK_FALSE(compiles("a", 8, 0));
+  CHECK(compiles("b", 8, 0));
+  CHECK(compiles("a", 8, 6));
+  CHECK(compiles("a", 9, 0));
+  version = 2;
+  CHECK(compiles("a", 8, 0));
+}
+
 TEST_CASE("cuda: only reading waits") {
   if (!have_device()) return;
   const Tensor x = on_gpu(sampled({100, 30}, kFloat32));
@@ -160,6 +221,7 @@ TEST_CASE("cuda: only reading waits") {
   CHECK(device().waits.load() == before);
   x.sum().item<float>();
   CHECK(device().waits.load() == before + 1);
+  CHECK(device_link::waited_s() == 0);  // No longer.
 }
 
 TEST_CASE("cuda: a number and what went wrong come to the host as one copy") {

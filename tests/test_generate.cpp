@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "core/autocast.h"
 #include "models/generate.h"
 #include "ops/library_ops.h"
 #include "ops/reduction_ops.h"
@@ -164,6 +165,11 @@ TEST_CASE("generate: the random stream, the module's mode and gradients stay the
   CHECK(gpt.is_training());
   CHECK(grad_enabled());
   CHECK(generate(gpt, {1}, {.tokens = 30, .seed = 6}) == own);
+  const Ids more = generate(gpt, {1}, {.tokens = 400, .seed = 6});
+  {
+    const AutocastGuard autocast(kBFloat16);
+    CHECK(generate(gpt, {1}, {.tokens = 400, .seed = 6}) == more);
+  }
   CHECK(generate(gpt, {1}, {.tokens = 30, .seed = 7}) != own);
   const Ids global = generate(gpt, {1}, {.tokens = 30});
   CHECK(rng_state().draw > 0);

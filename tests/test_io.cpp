@@ -226,6 +226,9 @@ TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
   }
   CHECK(read(path) == before);
   CHECK(dir.count() == 1);
+  fs::permissions(path, fs::perms(0600));  // A private file stays private.
+  save(path, {{"w", ones({4})}});
+  CHECK(fs::status(path).permissions() == fs::perms(0600));
   fs::create_directory(dir.file("sub"));
   CHECK_THROWS_AS(save(dir.file("sub"), {{"w", ones({1})}}), Error);
   CHECK_THROWS_AS(save(dir.file("none/model"), {{"w", ones({1})}}), Error);

@@ -70,6 +70,9 @@ TEST_CASE("module: registering twice, dots, cycles and missing forward are error
   CHECK_THROWS_AS(net.register_module("a.b", d), Error);
   CHECK_THROWS_AS(net.register_module("", d), Error);
   CHECK_THROWS_AS(net.register_module("self", net), Error);
+  models::Module outer;
+  outer.register_module("net", net);
+  CHECK_THROWS_AS(net.register_module("outer", outer), Error);
   CHECK_THROWS_AS(net.register_parameter("fc2", ones({2})), Error);
   CHECK_THROWS_AS(net.register_parameter("ids", zeros({2}, kInt64)), Error);
   net.register_parameter("scale", ones({2}));
@@ -103,6 +106,28 @@ TEST_CASE("module: to(dtype) keeps handles, gradients and requires_grad") {
   CHECK(net.fc1.weight.to_vector<double>() == before);
   CHECK(net(ones({1, 5}).to(kFloat64)).dtype() == kFloat64);
   CHECK_THROWS_AS(net.to(kInt64), Error);
+}
+
+TEST_CASE("module: to(dtype) after a forward pass is a change of what that has saved") {
+  models::Module m;
+  const Tensor w = m.register_parameter("w", ones({3}));
+  const Tensor y = w * w;
+  m.to(kFloat64);
+  CHECK(contains(error_of([&] { y.sum().backward(); }), "was changed in place"));
+}
+
+TEST_CASE("module: a frozen step sees to(dtype)") {
+  models::Module m;
+  const Tensor w = m.register_parameter("w", ones({3})), x = ones({3});
+  auto step = brrr::step([&](const Tensor& t) {
+    const NoGradGuard guard;
+    return w * t;
+  });
+  for (int call = 0; call < 3; ++call) step(x);
+  step.freeze();
+  CHECK(step(x).dtype() == kFloat32);
+  m.to(kFloat64);
+  CHECK(step(x).dtype() == kFloat64);
 }
 
 TEST_CASE("module: to(dtype) of a parameter that was a view leaves what it viewed") {

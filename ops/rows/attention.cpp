@@ -109,7 +109,7 @@ int64_t attention_scratch(const OpCall& c) {
 }
 
 // Heads are independent; which elements of a dropout mask are theirs depends on their number.
-int attention_cut(const OpCall& c, int operand, int64_t) {
+int attention_cut(const OpCall& c, int operand) {
   const TensorImpl& q = *c.in[Q];
   const bool heads_outside = q.ndim > (c.attrs.as<AttentionAttrs>().by_length ? 3 : 2);
   const bool alike = cut_beside(*c.in[K], q) == 0 && cut_beside(*c.in[V], q) == 0;

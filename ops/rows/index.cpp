@@ -171,7 +171,7 @@ void slices_vjp(VjpCall& v) {
       call(index_add_row, {Tensor(), index, v.gout[0].reshape(picked)}, DimAttrs{dim}, sizes);
 }
 // Each id has its row; one of no dims is nothing to cut.
-int embedding_cut(const OpCall& c, int operand, int64_t) {
+int embedding_cut(const OpCall& c, int operand) {
   if (c.in[1]->ndim == 0) return kUncut;
   return operand == 0 ? kWhole : 0;
 }

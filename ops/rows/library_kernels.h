@@ -69,9 +69,7 @@ inline int cut_beside(const TensorImpl& t, const TensorImpl& all) {
 }
 
 /// Of rows that move elements along one dim: by dim 0 where that is another.
-inline int cut_outside_dim(const OpCall& c, int, int64_t) {
-  return dim_of(c.attrs) > 0 ? 0 : kUncut;
-}
+inline int cut_outside_dim(const OpCall& c, int) { return dim_of(c.attrs) > 0 ? 0 : kUncut; }
 
 /// Integers wrap.
 template <class T> T wrapping_sum(T a, T b) {

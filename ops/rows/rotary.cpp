@@ -114,7 +114,7 @@ const OpDef rotary_row{
      .kernel = {{rotary_run}, {rotary_run}},
      .scratch = no_scratch,
      .cut =
-         [](const OpCall& c, int operand, int64_t) {
+         [](const OpCall& c, int operand) {
            return operand == 1 || operand == 2 ? cut_beside(*c.in[operand], *c.in[0]) : 0;
          },
      .work =
