@@ -132,7 +132,7 @@ class StepCore final : public StepBase {
   std::atomic<bool> is_frozen_ = false;
   std::vector<std::pair<int, Tensor>> inputs_;
   size_t arguments_ = 0;   // Of the calls so far, at most.
-  int64_t new_calls_ = 0;  // 8 for each call that was recorded, less 1 for each other.
+  int64_t new_calls_ = 0;  // 9 for each call that was recorded, less 1 for each call.
 };
 
 }  // namespace brrr::graph

@@ -91,7 +91,8 @@ class DeviceKernels : public Plan {
       rules.until.clear();
       plan_temporaries(rules);
     }
-    memory_.lower_bound_bytes = bound;  // Of what is needed, not of what is kept.
+    // Of what is needed, not of what is kept; of which more may live in results now.
+    memory_.lower_bound_bytes = std::min(bound, memory_.arena_bytes);
   }
 
   void generate_kernels() {

@@ -31,6 +31,7 @@ std::unique_ptr<Session> StepCore::open_session(size_t arguments) {
   auto s = std::move(sessions_.back());
   sessions_.pop_back();
   ++stats_.calls;
+  new_calls_ = std::max<int64_t>(0, new_calls_ - 1);
   s->entries = entries_;
   s->candidates.clear();
   for (const auto& e : s->entries) s->candidates.push_back(&e->recording);
@@ -128,7 +129,6 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   const int match = s.pass.finish();
   std::lock_guard lock(mutex_);
   if (match >= 0) {
-    new_calls_ = std::max<int64_t>(0, new_calls_ - 1);
     const auto e = s.entries[static_cast<size_t>(match)];
     const auto at = std::ranges::find(entries_, e);
     if (at != entries_.end()) std::rotate(entries_.begin(), at, at + 1);
@@ -147,10 +147,10 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   ++stats_.recordings;
   stats_.record_seconds += seconds;
   if (!why.empty() && log_.size() < 64) log("new recording: " + why);  // Warnings have room left.
-  if ((new_calls_ += 8) >= 16 * int64_t{options_.max_entries}) {
+  if ((new_calls_ += 9) >= 16 * int64_t{options_.max_entries}) {
     warn(
-        "more than every ninth call makes a recording, which takes longer than many eager calls; "
-        "fewer shapes, a larger max_entries or Mode::Eager would help");
+        "lately, more than every ninth call made a recording, which takes longer than many eager "
+        "calls; fewer shapes, a larger max_entries or Mode::Eager would help");
   }
   entries_.insert(entries_.begin(), e);
   if (entries_.size() > static_cast<size_t>(options_.max_entries)) {

@@ -28,8 +28,8 @@ void sgd_nesterov_step_(const Tensor& p, const Tensor& g, const Tensor& buffer,
                         const Tensor& skip = {});
 
 // --- Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019): optimizer.cpp -----------
-/// A parameter's state. Means become zero below 2^-100, of squares below both 2^-126 and eps. The
-/// powers and corrections are 0-d; the powers are float64 and start at 1.
+/// A parameter's state. Means become zero below 2^-100, of squares below both 2^-126 and
+/// 2^-20 eps^2. The powers and corrections are 0-d; the powers are float64 and start at 1.
 struct AdamState {
   Tensor exp_avg, exp_avg_sq;       ///< Moving means of g and g^2.
   Tensor beta1_power, beta2_power;  ///< beta^t after t steps.

@@ -410,7 +410,9 @@ TEST_CASE("optimisers: Adam's step is lr where betas or eps are 0 and gradients 
     CHECK(after(mode, {.lr = 0.1, .betas = {0, 0}, .eps = 0}, {1000, 1e-5f, -1e-5f, 1e-5f}) ==
           doctest::Approx(0.8));
     // The square's mean is a denormal number and all that the step is divided by.
-    CHECK(after(mode, {.lr = 0.1, .eps = 0}, {1e-18f, 1e-18f}) ==
-          doctest::Approx(0.8).epsilon(1e-3));
+    for (const double eps : {0.0, 1e-30}) {
+      CHECK(after(mode, {.lr = 0.1, .eps = eps}, {1e-18f, 1e-18f}) ==
+            doctest::Approx(0.8).epsilon(1e-3));
+    }
   }
 }

@@ -129,13 +129,21 @@ TEST_CASE(
   for (int call = 0; call < 7; ++call) ring(randn({4}));
   CHECK(!contains(ring.explain(), "ninth call"));
   ring(randn({4}));
-  CHECK(contains(ring.explain(), "more than every ninth call makes a recording"));
+  CHECK(contains(ring.explain(), "more than every ninth call made a recording"));
   // Also where many calls find one: of six sizes in no order.
   auto sizes = brrr::step([](const Tensor& x) { return x.sum(); },
                           StepOptions{.max_entries = 4, .fuse = false});
   for (int call = 0; call < 60; ++call) sizes(zeros({1 + call * call % 11}));
   CHECK(sizes.stats().replays > 20);
-  CHECK(contains(sizes.explain(), "more than every ninth call makes a recording"));
+  CHECK(contains(sizes.explain(), "more than every ninth call made a recording"));
+  // Calls that are frozen count, too.
+  auto lengths = brrr::step([](const Tensor& x) { return x.sum(); },
+                            StepOptions{.max_entries = 2, .fuse = false});
+  for (int call = 0; call < 100; ++call) {
+    lengths(zeros({1 + call / 20}));
+    if (call == 0) lengths.freeze();
+  }
+  CHECK(!contains(lengths.explain(), "ninth call"));
   // However many differences were told before, a fallback is.
   auto many = brrr::step([](const Tensor& x, const Tensor& y) { return x + y; });
   for (int n = 1; n < 80; ++n) many(zeros({n}), zeros({n}));

@@ -53,9 +53,9 @@ constexpr auto kDecayed = [](auto p, auto g, auto wd) {
 constexpr auto kFaded = [](auto moment) {
   return m::where(m::abs(moment) < 0x1p-100, 0.0, moment);
 };
-// One below eps is kept: with an eps of 0 it is all that a step is divided by.
+// One whose root is something beside eps is kept: with a small eps it is what a step is divided by.
 constexpr auto kFadedSquare = [](auto moment, auto eps) {
-  return m::where(moment < m::min(eps, 0x1p-126), 0.0, moment);
+  return m::where(moment < m::min(eps * eps * 0x1p-20, 0x1p-126), 0.0, moment);
 };
 
 const Update<0> sgd_update{
