@@ -244,6 +244,11 @@ static std::string describe_operand(const Recording& r, uint32_t id, const Tenso
   if (id == kNone) return "expected a scalar, found " + found;
   const Value& v = r.values[id];
   std::string expected = fmt::format("{}{}", name(v.dtype), to_string(v.size_list()));
+  const Device device = r.storages[v.storage].device;
+  if (t && device != t->device) {
+    return fmt::format("expected {} on {}, found {} on {}", expected, name(device), found,
+                       name(t->device));
+  }
   if (t && expected == found) {
     const IntList was = v.stride_list(), now = t->stride_list();
     if (was == now) return fmt::format("expected {}, found another tensor of that shape", expected);

@@ -136,6 +136,15 @@ TEST_CASE("cuda step: pitfalls A4, A22: inputs that move, slices of a data set")
     expected = expected * 0.9 + x;
     check_same(on_cpu(average), on_cpu(expected));
   }
+  auto anywhere = brrr::step([](const Tensor& x) { return x * 2.0; });
+  for (int i = 0; i < 6; ++i) {
+    const Tensor x = randn({4}), y = anywhere(x.to(i % 2 ? kCUDA : kCPU));
+    CHECK(y.device() == (i % 2 ? kCUDA : kCPU));
+    check_same(on_cpu(y), x * 2.0);
+  }
+  CHECK(anywhere.stats().recordings == 2);
+  const std::string why = anywhere.stats().last_difference;
+  CHECK_MESSAGE(contains(why, "expected float32[4] on cpu, found float32[4] on cuda:0"), why);
 }
 
 TEST_CASE("cuda step: pitfalls A6, A7: results stay, and may come back as inputs") {
