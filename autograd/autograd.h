@@ -36,7 +36,8 @@ struct GradcheckResult {
   explicit operator bool() const { return ok; }
 };
 struct GradcheckOptions {
-  double step = 1e-6;         ///< Of the central difference.
+  double step = 1e-6;         ///< Of the central difference, times an input's size if above 1;
+                              ///< small inputs may want a smaller one.
   double tolerance = 1e-6;    ///< On |analytic - numeric| / (1 + |numeric|).
   bool second_order = false;  ///< Also check the gradient's gradient, by the inputs and, as one
                               ///< more input, by the output's gradient.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "autograd/autograd.h"
@@ -65,9 +66,11 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
         grads[k].defined() ? grads[k].to_vector<double>() : std::vector<double>(values.size());
     for (int64_t i = 0; i < wanted[k].numel(); ++i) {
       const double was = values[static_cast<size_t>(i)];
-      const double high = at(i, was + o.step), low = at(i, was - o.step);
+      const double step = o.step * std::max(1.0, std::fabs(was));
+      const double above = was + step, below = was - step;
+      const double high = at(i, above), low = at(i, below);
       x.narrow(0, i, 1).fill_(was);
-      const double numeric = (high - low) / (2 * o.step);
+      const double numeric = (high - low) / (above - below);
       const double a = analytic[static_cast<size_t>(i)];
       double error = std::fabs(a - numeric) / (1 + std::fabs(numeric));
       if (std::isnan(error)) error = INFINITY;

@@ -136,6 +136,7 @@ inline void before_change(TensorImpl& t, Field f) {
 }
 
 namespace detail {
+bool overlaps_itself(const TensorImpl& t);  ///< Two of its elements may be one.
 void check_in_place(const OpCall& call, bool grads);
 void after_write(OpCall& call, bool grads);
 void run_now(OpCall& call);

@@ -104,9 +104,9 @@ void execute(OpCall& c) {
     context.observer->ran(c);
 }
 
-// Whether two elements may be one: dims from the smallest stride up, each has to step over all that
-// those before it reach. (Layouts that interleave without touching are taken for overlapping.)
-[[gnu::noinline]] static bool overlaps_itself(const TensorImpl& t) {
+// Dims from the smallest stride up, each has to step over all that those before it reach. (Layouts
+// that interleave without touching are taken for overlapping.)
+[[gnu::noinline]] bool detail::overlaps_itself(const TensorImpl& t) {
   std::pair<int64_t, int64_t> dims[kMaxDims];  // Strides and sizes.
   for (int d = 0; d < t.ndim; ++d) dims[d] = {std::abs(t.strides[d]), t.sizes[d]};
   std::sort(dims, dims + t.ndim);

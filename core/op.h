@@ -18,12 +18,13 @@ inline constexpr int kInlineInputs = 4;
 /// A host number that may change between steps without a new recording: learning rates and the
 /// like. Calls made with one never compare its value; it is read when the step is replayed.
 struct ControlCell {
-  enum Kind : uint8_t { Value, RngSeed, RngDraw, Mark, Mode };
+  enum Kind : uint8_t { Value, RngSeed, RngDraw, Mark, Mode, OwnDraw };
   RefCount refs;
   double value = 0;
-  /// The generator's words come from core/rng.h instead of `value`. A mark is read by no op, and
-  /// a frozen step sets it as the function did. Nor is a module's mode (train, eval) read by one; a
-  /// step that leaves another one behind is not frozen.
+  /// The generator's words come from core/rng.h instead of `value`; an own draw's are of a stream
+  /// that the step has begun itself, which does not follow the one a frozen step has. A mark is
+  /// read by no op, and a frozen step sets it as the function did. Nor is a module's mode (train,
+  /// eval) read by one; a step that leaves another one behind is not frozen.
   Kind kind = Value;
 };
 inline void destroy(ControlCell* c) noexcept { delete c; }

@@ -60,10 +60,10 @@ uint64_t draws_taken() { return taken; }
 void mark_draw(OpCall& call, ControlCell::Kind kind) {
   static ControlCell* const seed_cell = new ControlCell{.refs = {}, .kind = ControlCell::RngSeed};
   static ControlCell* const draw_cell = new ControlCell{.refs = {}, .kind = ControlCell::RngDraw};
+  static ControlCell* const own_cell = new ControlCell{.refs = {}, .kind = ControlCell::OwnDraw};
   Attrs& a = call.attrs;
   a.dynamic |= static_cast<uint16_t>(1u << a.n);
-  // (Draws of a stream of the step's own do not follow those of the stream that a frozen step has.)
-  call.cells[a.n] = in_step ? nullptr : kind == ControlCell::RngSeed ? seed_cell : draw_cell;
+  call.cells[a.n] = in_step ? own_cell : kind == ControlCell::RngSeed ? seed_cell : draw_cell;
 }
 
 void push_draw(OpCall& call) {

@@ -220,9 +220,12 @@ void Tensor::set_grad(const Tensor& g) const {
   }
   BRRR_CHECK(!g.defined() || g.impl() != &t,
              "set_grad: {} cannot be its own gradient; give a clone()", describe(&t));
+  // What is written in place later: accumulated onto, clipped.
+  const bool dense = !g.defined() || g.is_contiguous() || !detail::overlaps_itself(*g.impl());
+  Tensor own = dense ? g : g.clone();
   before_change(t, Field::Grad);
-  if (g.defined()) g.impl()->storage->gradient = true;
-  Ref<TensorImpl>::adopt(std::exchange(t.grad, Tensor(g).detach_impl())).reset();
+  if (own.defined()) own.impl()->storage->gradient = true;
+  Ref<TensorImpl>::adopt(std::exchange(t.grad, own.detach_impl())).reset();
 }
 
 Tensor Tensor::detach() const {

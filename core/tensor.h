@@ -60,8 +60,8 @@ class Tensor {
   /// The same, as PyTorch spells it.
   const Tensor& requires_grad_(bool on = true) const { return set_requires_grad(on); }
   bool is_leaf() const;
-  Tensor grad() const;  ///< Undefined when no gradient has been accumulated.
-  void set_grad(const Tensor& g) const;
+  Tensor grad() const;                   ///< Undefined when no gradient has been accumulated.
+  void set_grad(const Tensor& g) const;  ///< The tensor itself, or a copy if it is expanded.
   /// Accumulates d(this)/d(leaf) into the leaves' grad; `gradient` defaults to 1 for one element.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
   Tensor detach() const;  ///< The same data without history; shares storage and version.

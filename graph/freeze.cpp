@@ -123,6 +123,27 @@ static void refuse_bindings(Frozen& f) {
   }
 }
 
+// The first control word that only the function can tell; their number if there is none.
+static size_t host_word(const std::vector<Ref<ControlCell>>& cells) {
+  const auto only_host = [](const auto& c) { return !c || c->kind == ControlCell::OwnDraw; };
+  return static_cast<size_t>(std::ranges::find_if(cells, only_host) - cells.begin());
+}
+constexpr const char* kHostWord = "";  // A refusal that describe_host_word() puts in words.
+static std::string describe_host_word(const Frozen& f) {
+  const Recording& r = f.entry->recording;
+  const size_t word = host_word(f.effects.cells);
+  const Instr& i = *(std::ranges::upper_bound(r.instrs, word, {}, &Instr::control) - 1);
+  const std::string op = r.describe(i);
+  if (is_host_data(i)) {
+    return "it makes a tensor from host memory, or moves one to a device (" + op +
+           "); do that before the step, or pass it as an argument";
+  }
+  if (f.effects.cells[word]) {
+    return "it draws from a random stream of its own (" + op + "); make the RngScope outside";
+  }
+  return "a number in it varies (" + op + "); pass it as a tensor";
+}
+
 // Notes what freeze() would need. Everything but the walk over a few survivors is a move.
 void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args,
                         size_t n) {
@@ -161,11 +182,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     if (std::any_of(args, args + n, is_leaf))
       f.refusal = "it sets or looks for the gradient of an argument";
   }
-  if (std::count(f.effects.cells.begin(), f.effects.cells.end(), Ref<ControlCell>())) {
-    f.refusal =
-        "it makes tensors from host memory, draws from a random stream of its own, or host numbers "
-        "in it vary";
-  }
+  if (host_word(f.effects.cells) < f.effects.cells.size()) f.refusal = kHostWord;
   note_arguments(f, args, n);
   note_captured(f);
   // Gradients could not be frozen with, and a step that kept them would keep their memory.
@@ -202,7 +219,8 @@ void StepCore::freeze() {
   BRRR_CHECK(last_.entry,
              "step.freeze: call the step at least once before, and its last call must not throw");
   refuse_bindings(last_);
-  BRRR_CHECK(!last_.refusal, "step.freeze: this step cannot be frozen: {}", last_.refusal);
+  BRRR_CHECK(!last_.refusal, "step.freeze: this step cannot be frozen: {}",
+             last_.refusal == kHostWord ? describe_host_word(last_) : last_.refusal);
   is_frozen_ = true;
 }
 

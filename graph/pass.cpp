@@ -355,7 +355,9 @@ int Pass::finish() {
     fresh_.gradients.push_back(live_[k]->gradient);
   }
   fresh_.draws = rng_state().draw - rng_before_.draw;
-  fresh_.other_stream = sets_rng || std::ranges::count(effects_.cells, Ref<ControlCell>()) != 0;
+  fresh_.other_stream = sets_rng || std::ranges::any_of(effects_.cells, [](const auto& cell) {
+                          return cell && cell->kind == ControlCell::OwnDraw;
+                        });
   fresh_.tf32 = allow_tf32();
   fresh_.complete();
   return -1;

@@ -263,17 +263,21 @@ static std::string describe_operand(const Recording& r, uint32_t id, const Tenso
 static std::string describe_word(const Attrs& was, const OpCall& c, int word) {
   const auto is_huge = [&](int64_t v) { return v >> 52 != 0 && v >> 52 != -1; };
   bool real = is_huge(was.v[word]) || is_huge(c.attrs.v[word]);
-  bool scalar = false;
-  for (int i = 0, seen = 0; i < c.n_in && c.op->kind == OpKind::Pointwise; ++i) {
-    if (!c.attrs.kind(i) || seen++ != word) continue;
-    scalar = true;
+  std::string what = fmt::format("attribute {}", word);
+  int numbers = 0;
+  for (int i = 0; i < c.n_in && c.op->kind == OpKind::Pointwise; ++i) {
+    if (!c.attrs.kind(i) || numbers++ != word) continue;
+    what = "scalar";
     real = c.attrs.kind(i) == 3;
+  }
+  // Where all operands are numbers the sizes follow them.
+  if (numbers == c.n_in && word >= numbers && numbers > 0) {
+    what = fmt::format("size {}", word - numbers);
   }
   const auto text = [&](const Attrs& a) {
     return real ? fmt::format("{}", a.d(word)) : fmt::format("{}", a.v[word]);
   };
-  return fmt::format("{} was {}, now {}", scalar ? "scalar" : fmt::format("attribute {}", word),
-                     text(was), text(c.attrs));
+  return fmt::format("{} was {}, now {}", what, text(was), text(c.attrs));
 }
 
 std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const {

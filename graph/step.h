@@ -182,10 +182,11 @@ template <class F> class Step {
   /// From the next call on `fn` is not run any more: the recorded step is replayed with its
   /// recorded effects (grad fields, in-place updates, draws, learning rates). Throws, saying why,
   /// if that could not be right: before the first call, with verify_every, when the step makes
-  /// tensors from host memory or moves some to a GPU, or when it leaves tensors with holders other
-  /// than its results and grad fields, or modules in another mode. Those come without the histories
-  /// that backward() has used up: they are leaves that require no grad. In eager mode nothing
-  /// changes.
+  /// tensors from host memory or moves some to a GPU, draws from a stream that it begins itself
+  /// (RngScope) or has had other numbers (`x * k`) in an earlier call, or when it leaves tensors
+  /// with holders other than its results and grad fields, or modules in another mode. Those come
+  /// without the histories that backward() has used up: they are leaves that require no grad. In
+  /// eager mode nothing changes.
   void freeze() { base().freeze(); }
   StepStats stats() const { return base().stats(); }
   /// Entries, replays, fallbacks and why, kernels, bytes and times, for people.

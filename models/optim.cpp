@@ -289,8 +289,10 @@ std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
     const Tensor g = part ? sharding->own_gradient(p) : p.grad();
     if (!g.defined()) continue;
     const auto same = [&](const Tensor& d) {
+      const bool alike = d.sizes() == g.sizes() && d.strides() == g.strides(),
+                 reshaped = d.numel() == g.numel() && d.is_contiguous() && g.is_contiguous();
       return d.impl()->storage == g.impl()->storage && d.storage_offset() == g.storage_offset() &&
-             d.sizes() == g.sizes() && d.strides() == g.strides();
+             (alike || reshaped);
     };
     if (storages.insert(g.impl()->storage) || std::ranges::none_of(distinct, same)) {
       distinct.push_back(g);
@@ -313,7 +315,9 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm) {
     any_double |= (apart ? p : g).dtype() == kFloat64;
     apart ? used.push_back(p) : norms.push_back(dist::norm_of(g));
   }
-  if (norms.empty() && used.empty()) return zeros({});
+  if (norms.empty() && used.empty()) {
+    return zeros({}, parameters.empty() ? default_device() : parameters[0].device());
+  }
   if (apart) norms = sharding->norms_of_parts(used);
   for (Tensor& n : norms) n = n.to(any_double ? kFloat64 : kFloat32);
   const Tensor total = stack(norms).norm();

@@ -177,6 +177,14 @@ TEST_CASE("attention: values") {
   // Scores of 1e4 and more do not overflow.
   const Tensor big = attend({in[0] * 1e3, in[1] * 1e3, in[2]}, {});
   CHECK(brrr::all(isfinite(big)).item<bool>());
+  // A bool mask is added, by kernels and decomposition alike: what overflowed makes NaN, hidden or
+  // not, in gradients of both orders.
+  const Tensor q = full({1, 1}, 1e200, kFloat64).set_requires_grad(),
+               k = tensor(std::vector<double>{1, 1e200}).view({2, 1});
+  const Tensor hidden = attend({q, k, ones_like(k)}, {.mask = arange(2) < 1.0});
+  const Tensor first = grad({hidden}, {q}, {.create_graph = true})[0];
+  CHECK(isnan(first).item<bool>());
+  CHECK(isnan(grad({first}, {q})[0]).item<bool>());
   // Bool and floating masks say the same; leading dims broadcast.
   const Tensor mask = rand({2, 1, 6, 9}) < 0.5;
   const Tensor bias = where(mask, full({1}, 0.0), -kInf);

@@ -169,6 +169,17 @@ TEST_CASE("set_grad: a tensor is not its own gradient") {
   CHECK_FALSE(w.grad().defined());
 }
 
+TEST_CASE("set_grad: an expanded gradient can be written like any other") {
+  const Tensor v = ones({2}).set_requires_grad(), w = ones({2}).set_requires_grad();
+  v.set_grad(ones({2}));
+  w.set_grad(ones({1}).expand({2}));
+  (v * w).sum().backward();
+  for (const Tensor& t : {v, w}) CHECK(t.grad().to_vector<float>() == std::vector<float>{2, 2});
+  w.set_grad(ones({1}).expand({2}));
+  w.grad().mul_(3.0);
+  CHECK(w.grad().to_vector<float>() == std::vector<float>{3, 3});
+}
+
 TEST_CASE("pitfall A19: what ops view for themselves is in nobody's way") {
   const std::vector<std::function<Tensor(const Tensor&)>> ops = {
       [](const Tensor& h) {

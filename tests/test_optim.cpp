@@ -191,6 +191,12 @@ TEST_CASE("pitfall A24: clip_grad_norm_ scales a shared gradient once") {
   r.set_grad(full({1}, 1e100, kFloat64));
   CHECK(optim::clip_grad_norm_({s, r}, 1.0).item<double>() == 1e100);
   CHECK(r.grad().item<double>() == 1.0);
+  // One that several share in different shapes.
+  Tensor column = full({2, 1}, 0.0, kFloat64).set_requires_grad(true);
+  p.set_grad(tensor(std::vector<double>{3.0, 4.0}));
+  column.set_grad(p.grad().view({2, 1}));
+  optim::clip_grad_norm_({p, column}, 1.0);
+  CHECK(p.grad().to_vector<double>()[0] == doctest::Approx(3 / std::sqrt(50.0)).epsilon(1e-6));
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, -1.0), Error);
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, std::nan("")), Error);
   // To measure alone: whatever the norm is, nothing changes.

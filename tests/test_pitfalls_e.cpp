@@ -73,6 +73,12 @@ TEST_CASE("pitfall E1: why it recompiled: the closest entry, the field, the modu
   keep = true;
   lives(ones({2}));
   CHECK(contains(lives.stats().last_difference, "outlive"));
+  int64_t n = 8;
+  auto draws = brrr::step([&] { return randn({3, n}) * 2.0; });
+  draws();
+  n = 5;
+  draws();
+  CHECK(contains(draws.stats().last_difference, "(randn): size 1 was 8, now 5"));
 }
 
 TEST_CASE("pitfall E1: parameters that are swapped, and one that takes another's place") {

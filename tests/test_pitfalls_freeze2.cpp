@@ -156,7 +156,11 @@ TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws
       kEarly);
   const Tensor first = draws();
   CHECK(same_bits(draws(), first));
-  CHECK(contains(refusal(draws), "a random stream of its own"));
+  CHECK(contains(refusal(draws), "draws from a random stream of its own (randn("));
+  double k = 1;
+  auto varies = brrr::step([&](const Tensor& x) { return x.exp() * k; }, kEarly);
+  for (; k < 4; ++k) varies(held);
+  CHECK(contains(refusal(varies), "a number in it varies (mul("));
   auto leaf = brrr::step([] { return randn({2}).set_requires_grad(); }, kEarly);
   leaf();
   CHECK(contains(refusal(leaf), "a leaf that requires grad"));

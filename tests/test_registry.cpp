@@ -279,6 +279,10 @@ TEST_CASE("gradcheck finds a wrong gradient") {
   CHECK(
       gradcheck([](const Tensors& in) { return in[0].pow(3.0); }, {x}, {.second_order = true}).ok);
   CHECK(!gradcheck(second, {x}, {.second_order = true}).ok);
+  // Of large inputs the right one is no noise, and the wrong one is still found.
+  const Tensor large = x * 1e9;
+  CHECK(gradcheck([](const Tensors& in) { return in[0].square(); }, {large}).ok);
+  CHECK(!gradcheck(first, {large}).ok);
   CHECK_THROWS_WITH_AS(gradcheck({}, {randn({2}).to(kFloat64)}),
                        "gradcheck: the function is empty; give one that takes the inputs", Error);
   const auto lost = [](const std::vector<Tensor>& in) { return in[0].detach().exp(); };

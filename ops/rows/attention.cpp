@@ -126,7 +126,7 @@ struct Weights {
   Weights(const AttentionAttrs& attrs, const Tensor* in) {
     const Tensor q = widened(in[Q]), k = widened(in[K]), &mask = in[Mask];
     Tensor s = matmul(q, k.transpose(-2, -1)) * attrs.scale;
-    if (mask.defined()) s = mask.dtype() == kBool ? where(mask, s, -kInfinity) : s + mask;
+    if (mask.defined()) s = s + (mask.dtype() == kBool ? where(mask, 0.0, -kInfinity) : mask);
     if (attrs.causal) {
       const Tensor row = arange(q.size(-2), s.device()), column = arange(k.size(-2), s.device());
       s = where(column <= row.unsqueeze(1), s, -kInfinity);

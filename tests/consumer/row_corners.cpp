@@ -109,12 +109,13 @@ const RowOp standardised{"standardised", "(x - mean) sqrt(n - 1) / sqrt(sum((x -
                            return d * m::sqrt(n) * m::rsqrt(row::sum(m::square(d)));
                          }};
 
-// A row without elements has a largest one, too: to its gradient as to its value.
+// A row without elements has a largest one, too, and so has a number of it: to its gradient as to
+// its value.
 const RowOp largest{"largest",
                     "the sum of the rows' largest elements, times n",
                     Operands<Operand::Each, Operand::Number>{},
                     {"x", "n"},
-                    [](auto x, auto n) { return row::total(row::max(x)) * n; }};
+                    [](auto x, auto n) { return row::total(row::max(row::max(x))) * n; }};
 // Its gradient does not tell how it depends on that of the result.
 const RowOp forgetful{"forgetful", "x^2", [](auto x) { return x * x; },
                       [](auto x, auto, auto g) { return 2.0 * x * m::constant(g); }};
