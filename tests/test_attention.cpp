@@ -195,11 +195,11 @@ TEST_CASE("attention: values") {
   CHECK(
       scaled_dot_product_attention(zeros({2, 0, 4}), zeros({2, 3, 4}), zeros({2, 3, 5})).sizes() ==
       IntList{2, 0, 5});
-  const Tensor q = ones({2, 3, 4}).set_requires_grad(true);
-  const Tensor none = attend({q, ones({2, 0, 4}), ones({2, 0, 5})}, {});
+  const Tensor keyless = ones({2, 3, 4}).set_requires_grad(true);
+  const Tensor none = attend({keyless, ones({2, 0, 4}), ones({2, 0, 5})}, {});
   check_same(none.detach(), zeros({2, 3, 5}));
   none.sum().backward();
-  check_same(q.grad(), zeros({2, 3, 4}));
+  check_same(keyless.grad(), zeros({2, 3, 4}));
   // Queries and keys of no width see all keys alike.
   check_close(attend({ones({1, 2, 0}), ones({1, 2, 0}), tensor({{{1.f, 4.f}, {3.f, 0.f}}})}, {}),
               full({1, 2, 2}, 2.0), 1e-6);
