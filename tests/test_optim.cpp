@@ -355,18 +355,23 @@ TEST_CASE("optimisers: without a penalty what is infinite stays so where its gra
   check([](Parameters p) { return optim::AdamW(std::move(p), {.lr = 0.1, .weight_decay = 0}); });
 }
 
+// A step whose argument is the gradient.
+template <class Opt> static auto step_of_gradients(const Tensor& p, Opt& opt, Mode mode) {
+  return brrr::step(
+      [p, &opt](const Tensor& x) {
+        opt.zero_grad();
+        (p * x).sum().backward();
+        opt.step();
+      },
+      mode);
+}
+
 TEST_CASE("optimisers: moments fade to zero, not for ever among denormal numbers") {
   using Parameters = std::vector<Tensor>;
   const auto check = [](Mode mode, const std::string& moment, auto make) {
     const Tensor p = parameter({1, -2, 0, 0.5}, kFloat32);
     auto opt = make(Parameters{p});
-    auto step = brrr::step(
-        [&](const Tensor& x) {
-          opt.zero_grad();
-          (p * x).sum().backward();
-          opt.step();
-        },
-        mode);
+    auto step = step_of_gradients(p, opt, mode);
     const auto now = [&] { return opt.state_dict().at("0." + moment).template to_vector<float>(); };
     // The last one never has a gradient, the third a small one in every step.
     step(tensor({1.0f, -3.0f, 1e-15f, 0.0f}));
@@ -401,13 +406,7 @@ TEST_CASE("optimisers: Adam's step is lr where betas or eps are 0 and gradients 
   const auto after = [](Mode mode, const optim::AdamOptions& o, std::vector<float> gradients) {
     const Tensor p = parameter({1}, kFloat32);
     optim::Adam opt({p}, o);
-    auto step = brrr::step(
-        [&](const Tensor& x) {
-          opt.zero_grad();
-          (p * x).sum().backward();
-          opt.step();
-        },
-        mode);
+    auto step = step_of_gradients(p, opt, mode);
     for (float g : gradients) step(tensor({g}));
     return p.item<double>();
   };
