@@ -260,12 +260,9 @@ class RowText : public CpuText {
       if (blocks == 1) continue;
       const std::string add = function(
           fmt::format("static __attribute__((noinline)) void $0({}* x, long n, long blocks) {{\n"
-                      "for (long i = 0; i < n; i += 16) {{\n"
-                      "{} c = load(x + i);\n"
-                      "for (long b = 1; b < blocks; ++b) c = {};\n"
-                      "store(x + i, {});\n}}\n}}\n",
-                      element(id), carried(id),
-                      combined(id, value_of(id, "c"), "load(x + b * n + i)"), value_of(id, "c")));
+                      "for (long b = 1; b < blocks; ++b) {{\n"
+                      "for (long i = 0; i < n; i += 16) store(x + i, {});\n}}\n}}\n",
+                      element(id), combined(id, "load(x + i)", "load(x + b * n + i)")));
       print("{}(s{}, {}, {});\n", add, id, padded_, blocks);
     }
     print(

@@ -190,7 +190,7 @@ class RowWalk : public RowText {
       for (int d = 0; d + 2 < ndim_; ++d) dense &= x.stride[d] == x.stride[d + 1] * size_[d + 1];
       if (!dense) continue;
       const int level = block_ * n_ * x.item() > (8 << 10) ? 2 : prefetch_level();
-      const int64_t ahead = asks_near() ? (3 << 10) / x.item() : (far ? 2 : 1) * block_ * n_;
+      const int64_t ahead = asks_near() ? kAhead / 8 / x.item() : (far ? 2 : 1) * block_ * n_;
       if (!pipelined_ && asks) ask(w, level, ahead, unroll);
       if (!pipelined_ || first_pass(w) != current_) continue;
       ask(w, 2, 2 * kAhead / x.item(), unroll);

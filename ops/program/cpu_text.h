@@ -20,9 +20,9 @@ inline constexpr int64_t kAhead = 8 << 10;
 /// read again, and a line that it throws out before its use would come from memory twice; in one of
 /// 48 KB there is room.
 int prefetch_level();
-/// Whether lines are asked for near by, by a walk over elements 1 KB ahead and by one over rows,
-/// but for passes side by side, 3: beside a second level of 2 MB (Intel) the hardware is early
-/// within a page, and what is asked for beyond it comes late.
+/// Whether lines are asked for near by, 1 KB ahead but for passes side by side: beside a second
+/// level of 2 MB (Intel) the hardware is early within a page, and what is asked for beyond it comes
+/// late.
 bool asks_near();
 
 /// Names of the text: `o<w>` is where window w begins, `p<w>` where it does in the row; `v<id>` a
