@@ -141,8 +141,18 @@ static std::string space_text(const Domain& d) {
   return to_string(d.space) + (d.row ? fmt::format(" by rows of {}", d.row) : "");
 }
 
+// Whether it is a fold that no generated kernel can take.
+static bool folds_alone(const Recording& r, const Group& g) {
+  const OpDef& op = *r.instrs[g.instrs[0]].op;
+  return g.parts.empty() && (op.reduction || op.row);
+}
+
 static std::string reason(const Recording& r, const Schedule& s, const Target& target, uint32_t a,
                           uint32_t b) {
+  if (folds_alone(r, s.groups[a]) || folds_alone(r, s.groups[b])) {
+    return "such a fold has a kernel of its own: of integers, of dims that are apart, of rows too "
+           "short, too long or too few, a mean of columns";
+  }
   const Part &x = s.groups[a].parts[0], &y = s.groups[b].parts[0];
   Domain domain;
   if (!join(r, target, x.instrs, y.instrs, x.domain, y.domain, domain)) {
@@ -171,13 +181,15 @@ static std::string reason(const Recording& r, const Schedule& s, const Target& t
 std::string why_apart(const Recording& r, const Schedule& s, const Target& target, uint32_t b) {
   // Also what is left to the library's kernel because it is alone.
   const auto one_part = [&](uint32_t g) { return s.groups[g].parts.size() == 1; };
-  if (!one_part(b)) return "";
+  const bool folds = folds_alone(r, s.groups[b]);
+  if (!one_part(b) && !folds) return "";
   uint32_t from = kNone;
   std::vector<uint32_t> passed;  // Values.
   r.each_access(s.groups[b].instrs, [&](const Access& read) {
     for (const Access& x : r.accesses[r.value(read.value).storage]) {
       const uint32_t a = s.group_of[x.instr];
-      if (read.write || !x.write || a >= b || !one_part(a) || !r.conflict(read, x)) continue;
+      if (read.write || !x.write || a >= b || !r.conflict(read, x)) continue;
+      if (!one_part(a) && (folds || !folds_alone(r, s.groups[a]))) continue;
       if (from != kNone && a < from) continue;
       if (a != from) passed.clear();
       from = a;

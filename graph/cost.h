@@ -36,8 +36,9 @@ constexpr int64_t kLittleMemory = 4096;
 /// Bytes that a group's ops load and store one by one; what its kernel does: group_bytes().
 double bytes_apart(const Recording& r, const Group& g);
 
-/// Why a generated kernel and the last one before it whose results it reads are two, with the bytes
-/// that pass between them through memory; "" where there is no such.
+/// Why a kernel and the last one before it whose results it reads are two, with the bytes that pass
+/// between them through memory; "" where there is no such, or neither is generated, or one is of no
+/// pointwise op or fold.
 std::string why_apart(const Recording& r, const Schedule& s, const Target& target, uint32_t group);
 
 /// For people: "10.5 MiB".

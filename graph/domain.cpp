@@ -85,18 +85,17 @@ Rows rows_of(const Recording& r, const Target& target, const Instr& i) {
   return {};
 }
 
-Role row_op_role(const Recording& r, const Instr& i, int k, const Rows& is) {
+Role row_op_role(const Recording& r, const Instr& i, int k) {
   const RowInfo& info = *i.op->row;
-  const Value& v = r.value(r.all(i)[k]);
-  if (v.strided) return Role::Other;
+  if (r.value(r.all(i)[k]).strided) return Role::Other;
   if (k >= i.n_in) {
     const Operand is = info.results[static_cast<size_t>(k - i.n_in)];
     return is == Operand::Each ? Role::Each : is == Operand::PerRow ? Role::PerRow : Role::Sum;
   }
   for (const RowOperand& o : info.operands) {
     if (o.input != k || o.kind == Operand::Scalar) continue;
-    if (o.kind == Operand::Each) return dense(v, is.rows * is.n) ? Role::Each : Role::Other;
-    if (o.kind == Operand::PerRow) return dense(v, is.rows) ? Role::PerRow : Role::Other;
+    if (o.kind == Operand::Each) return Role::Each;
+    if (o.kind == Operand::PerRow) return Role::PerRow;
     if (o.kind == Operand::Id) return Role::Id;
     return o.kind == Operand::Number ? Role::One : Role::Shared;
   }
@@ -109,7 +108,7 @@ Role broadcast_role(const Value& v, const IntList& shape, int64_t n) {
   bool shared = true, per_row = true;
   for (int d = shape.size() - 1; d >= 0; --d) {
     const int own = d - (shape.size() - v.ndim);
-    const bool has = own >= 0 && v.sizes[own] > 1;
+    const bool has = own >= 0 && v.sizes[own] > 1 && v.strides[own] != 0;
     if (inner < n) {
       inner *= shape[d];
       shared &= shape[d] == 1 || (has && v.strides[own] == dense_inner);
@@ -130,7 +129,7 @@ Role broadcast_role(const Value& v, const IntList& shape, int64_t n) {
 Role role(const Recording& r, const Instr& i, int k, const Domain& w) {
   const Value& v = r.value(r.all(i)[k]);
   const int64_t rows = w.row ? numel_of(w.space) / w.row : 0;
-  if (i.op->row) return row_op_role(r, i, k, {rows, w.row});
+  if (i.op->row) return row_op_role(r, i, k);
   if (i.op->reduction) {
     if (v.strided) return Role::Other;
     return k < i.n_in ? Role::Each : is_over_rows(r, i) ? Role::Sum : Role::PerRow;
@@ -216,7 +215,11 @@ Role role(const Recording& r, const Access& a, const Domain& w) {
 
 bool passes(const Recording& r, const Access& a, const Access& b, const Domain& w) {
   const Value &x = r.value(a.value), &y = r.value(b.value);
-  if (!x.same_elements(y)) return !r.conflict(a, b);
+  const bool same = x.same_elements(y);
+  // What has a number of each row, or one, has it in an expanded view of it, too.
+  if (!same && !(w.row && a.write && !b.write && x.offset == y.offset && x.dtype == y.dtype)) {
+    return false;
+  }
   // What a CPU looks at before the kernel of `b`, that kernel cannot make.
   const Instr& i = r.instrs[b.instr];
   const bool looks = i.op->check_values && r.storages[y.storage].device == kCPU;
@@ -225,8 +228,8 @@ bool passes(const Recording& r, const Access& a, const Access& b, const Domain& 
   if (!w.row) return true;
   const Role from = role(r, a, w);
   if (from != role(r, b, w)) return false;
-  if (from == Role::Other) return r.value(a.value).numel == numel_of(w.space);
-  return from == Role::Each || from == Role::PerRow || from == Role::One;
+  if (from == Role::Other) return same && x.numel == numel_of(w.space);
+  return (same && from == Role::Each) || from == Role::PerRow || from == Role::One;
 }
 
 bool passes(const Recording& r, const Schedule& s, uint32_t a, uint32_t b, const Domain& w) {

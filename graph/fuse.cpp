@@ -62,7 +62,7 @@ std::vector<uint8_t> find_alike(const Recording& r) {
   }
   std::vector<uint8_t> alike(r.instrs.size());
   for (const auto& [like, list] : all) {
-    for (uint32_t at : list) alike[at] = like[0] != '|' && list.size() >= several;
+    for (uint32_t at : list) alike[at] = list.size() >= several;
   }
   return alike;
 }

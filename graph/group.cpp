@@ -132,8 +132,11 @@ class Builder {
     program::Window w{.dtype = v.dtype};
     w.address = static_cast<uintptr_t>(v.offset * w.item());  // Storages begin at multiples of 16.
     lay_out(w, v, as);
-    const auto same = [&](uint32_t k) { return k != kNone && r_.values[k].same_elements(v); };
-    return shared(w, id, same);
+    return shared(w, id, [&](uint32_t known) {
+      if (known == kNone) return false;
+      const Value& o = r_.values[known];
+      return o.storage == v.storage && o.offset == v.offset && o.dtype == v.dtype;
+    });
   }
 
   const Recording& r_;

@@ -116,7 +116,7 @@ class Joiner {
     if (info.origin != Origin::Internal || r_.lasting[v.storage] || all.size() != 2) return {};
     const Instr& maker = r_.instrs[all[0].instr];
     const Value& made = r_.value(all[0].value);
-    const bool own = all[0].write && all[1].instr == join && !maker.into;
+    const bool own = all[0].write && !maker.into;
     if (!own || !written_within(maker, made, run) || !whole(v) || !whole(made) ||
         made.dtype != v.dtype) {
       return {};

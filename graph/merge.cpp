@@ -162,9 +162,8 @@ class Merger {
     uint32_t last = kNone;
     if (!r_.written[r_.value(value).storage]) return last;
     for (const Access& x : r_.accesses[r_.value(value).storage]) {
-      if (!x.write || group(x) >= b || !groups_[group(x)].fused) continue;
-      if (last != kNone && group(x) <= last) continue;
-      if (r_.value(x.value).same_elements(r_.value(value))) last = group(x);
+      const bool before = x.write && group(x) < b;
+      if (before && r_.value(x.value).same_elements(r_.value(value))) last = group(x);
     }
     return last;
   }
@@ -255,7 +254,6 @@ class Merger {
         first = std::min(first, group(x));
         last = std::max(last, group(x));
       }
-      if (first == kNone) continue;
       const bool alive = g == a ? last >= b : first <= a;
       const bool then = g == a ? first < b : last > a;
       growth += (static_cast<int64_t>(then) - alive) * static_cast<int64_t>(r_.storages[st].bytes);

@@ -288,11 +288,7 @@ TEST_CASE("fusion: operands across the walk, in any order, of any dtype and part
   // Nothing of a row but what belongs to it: another operand's, the places, what all share.
   const Tensor a = randn({90, 70}), b = randn({70, 90}), c = randn({90, 2, 70});
   CHECK(kernels([&] { return Tensors{tril(a + b.t()) * 2.0, a * b.t()}; }) == 1);
-  CHECK(kernels([&] {
-          return Tensors{a.t() + b * 2.0, exp(a.t() + b.t().contiguous().t())};
-        }) == kernels([&] {
-          return Tensors{a.t() + b * 2.0, exp(a.t() + b.t().contiguous().t())};
-        }));
+  kernels([&] { return Tensors{a.t() + b * 2.0, exp(a.t() + b.t().contiguous().t())}; });
   CHECK(kernels([&] { return Tensors{c.select(1, 1) * b.t() + c.select(1, 0)}; }) == 1);
   // A kernel of rows turns no blocks: it does not take such an op in.
   const int kernels_of_rows = default_device() == kCPU ? 2 : 1;

@@ -44,6 +44,10 @@ TEST_CASE("row fusion: what users write with exp, sum and division is one kernel
                 const Tensor s = (x * 0.5).sum({-1}, true), p = prod(x * 0.3, {-1}, true);
                 return Tensors{s, x * w + s, norm(x, {-1}, true), p, tanh(s) * 2.0};
               });
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {  // As the gradient of a sum is expanded.
+    const Tensor s = x.square().sum({-1}, true);
+    return Tensors{x * w + s.expand(x.sizes()), s * 2.0, w.expand(x.sizes()) - s};
+  });
 }
 
 TEST_CASE("row fusion: row ops and their neighbours") {
@@ -144,6 +148,10 @@ TEST_CASE("row fusion: gradients, with those of weights, are one kernel") {
             const Tensor y = softmax(x + b, -1);
             return grad({y}, {x, b}, {}, {y * y});
           }) == 1);
+    CHECK(kernels([&] {  // What users write.
+            const Tensor e = exp(x - amax(x, {-1}, true)), y = e / e.sum({-1}, true);
+            return grad({y}, {x}, {}, {y * y});
+          }) == 1);
   }
 }
 
@@ -236,6 +244,24 @@ TEST_CASE("row fusion: what only looks alike stays apart") {
   });
 }
 
+TEST_CASE("row fusion: dims of one element, every other dim, means over rows") {
+  const test::TempCache cache;
+  const Tensor x = randn({9, 12, 1}), y = randn({4, 9, 16}), z = randn({70, 33});
+  for (const IntList& dims : {IntList{1}, {0}, {1, 2}, {0, 2}}) {
+    CAPTURE(to_string(dims));
+    const auto sums = [&] { return Tensors{(x * 2.0).sum(dims), (x * 2.0).sum(dims, true)}; };
+    CHECK(kernels(sums) == 1);
+  }
+  kernels([&] {
+    const Tensor t = y * 2.0;
+    return Tensors{t.sum({0, 2}), t.sum({1}), t.sum({0, 1}), t.sum({2})};
+  });
+  kernels([&] {
+    const Tensor t = z * 2.0;
+    return Tensors{t.mean({0}), norm(t, {0}), t.sum({0}), logsumexp(t, {0}), t};
+  });
+}
+
 TEST_CASE("row fusion: a whole tensor of any length, with what comes of its sum") {
   const test::TempCache cache;
   for (const int64_t n : {1, 2, 15, 16, 17, 64, 80, 4095, 4096, 4097, 70000, 4096 * 4096 + 4097}) {
@@ -324,6 +350,13 @@ TEST_CASE("row fusion: explain() says why neighbours are not one kernel") {
   CHECK(columns.find("known only after all rows") != std::string::npos);
   const std::string part = told([](const Tensor& x) { return exp(x).slice(0, 0, 10) * 2.0 + 1.0; });
   CHECK(part.find("one walks over [64, 32], the other over [10, 32]") != std::string::npos);
+  // A mean of columns has a kernel of its own, before a generated one and behind it.
+  const std::string before =
+      told([](const Tensor& x) { return square(x - x.mean({0}, true)) * 2.0; });
+  CHECK(before.find("apart from mean, 128 bytes between them: such a fold") != std::string::npos);
+  const std::string behind = told([](const Tensor& x) { return (exp(x) * 2.0).mean({0}); });
+  CHECK(behind.find("apart from exp mul, 8192 bytes between them: such a fold") !=
+        std::string::npos);
   const std::string one = told([](const Tensor& x) { return exp(x) * 2.0 + 1.0; });
   CHECK(one.find("apart from ") == std::string::npos);
 }

@@ -86,8 +86,15 @@ std::vector<std::vector<Use>> uses_of(const graph::Recording& r, const graph::Sc
   return uses;
 }
 
+// Whether q has each number of p for all elements of one row.
+bool expands(const std::vector<int64_t>& p, const std::vector<int64_t>& q, int64_t row) {
+  bool is = row > 0 && q.size() == p.size() * static_cast<size_t>(row);
+  for (size_t i = 0; is && i < q.size(); ++i) is = q[i] == p[i / static_cast<size_t>(row)];
+  return is;
+}
+
 // Uses that share an element, one of them a write, run in program order; within one kernel they are
-// the same element in the same iteration.
+// the same element in the same iteration, or the number of a row in all of the row.
 bool keeps_order(const graph::Recording& r, const graph::Schedule& s) {
   for (const auto& uses : uses_of(r, s)) {
     for (size_t b = 0; b < uses.size(); ++b) {
@@ -96,7 +103,9 @@ bool keeps_order(const graph::Recording& r, const graph::Schedule& s) {
         if (x.instr == y.instr || (!x.write && !y.write) || x.group < y.group) continue;
         const auto p = elements(r.value(x.value)), q = elements(r.value(y.value));
         if (!overlap(p, q)) continue;
-        if (x.group > y.group || !s.groups[x.group].fused || p != q) return false;
+        if (x.group > y.group || !s.groups[x.group].fused) return false;
+        const int64_t row = s.groups[x.group].part_of(x.instr).domain.row;
+        if (p != q && (y.write || !expands(p, q, row))) return false;
       }
     }
   }

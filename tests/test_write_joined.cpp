@@ -198,6 +198,16 @@ TEST_CASE("written joined: gradients of halves are stored where they are joined"
   CHECK(kernels([&] { return turned(w); }) <= 11);
 }
 
+TEST_CASE("written joined: parts of other dtypes, and of no elements" *
+          doctest::test_suite("host")) {
+  const test::TempCache cache;
+  const Tensor x = randn({5, 64}), y = randn({3, 64}).to(kFloat64), none = randn({0, 64});
+  kernels([&] { return Tensors{cat({x * 2.0, y * 2.0}) + 1.0}; });
+  kernels([&] {
+    return Tensors{cat({x * 2.0, none * 2.0, x.exp()}) + 1.0, cat({none * 2.0, none.exp()})};
+  });
+}
+
 TEST_CASE("written joined: a part that is read afterwards stays where it is read") {
   const auto fn = [](const Tensor& x) {
     const Tensor a = x * 2.0, all = cat({a, x.exp()}, 1);

@@ -33,7 +33,7 @@ Lies lies(const Program& p, const Window& w) {
 // Whether a row is a vector, in one register, and no number of a row takes as long as a vector of
 // them would: of rows in a loop of their own sixteen rows' numbers are computed at once.
 bool is_vector(const Program& p) {
-  return BRRR_VX_BYTES == 64 && p.row == vx::lanes && p.space.numel() > p.row &&
+  return BRRR_VX_BYTES == 64 && p.row == vx::lanes &&
          std::ranges::none_of(p.statements, [](const Statement& s) {
            return s.varies == Statement::WithRow && s.cost > 1;
          });
@@ -143,7 +143,7 @@ bool lie_together(const Program& p) {
   const bool several = row > 1 && (vx::lie_together(rows, row) || is_vector(p));
   // A copy of a row is worth it for some rows at least.
   const bool any_length = !p.row && row > 1 && row < vx::lanes && rows >= vx::lanes;
-  if (p.space.ndim < 2 || !(several || any_length)) return false;
+  if (!several && !any_length) return false;
   const bool rows_alone = std::ranges::none_of(p.statements, [](const Statement& s) {
     return s.kind == Statement::FoldRows || s.kind == Statement::Total || reads_id(s);
   });
