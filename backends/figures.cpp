@@ -78,13 +78,11 @@ std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool a
     Keep keep = Keep::OnDisk;
     figures = measure(keep);
     if (keep == Keep::Not) return figures;
-    if (!dir.empty() && keep == Keep::OnDisk) try {
-        jit::publish_kernel(
-            dir, key,
-            {reinterpret_cast<const char*>(figures.data()), figures.size() * sizeof figures[0]});
-      } catch (const Error&) {
-        // A disk that is full costs the next process a second.
-      }
+    if (!dir.empty() && keep == Keep::OnDisk) {
+      jit::try_to_publish(
+          dir, key,
+          {reinterpret_cast<const char*>(figures.data()), figures.size() * sizeof figures[0]});
+    }
   }
   return known[place] = figures;
 }

@@ -1,6 +1,7 @@
 #include "backends/kernel_cache.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char scratch_prefix[] = "build.";
+constexpr char scratch_prefix[] = "build.", private_prefix[] = "brrr-kernels-";
 constexpr size_t key_length = 32;
 constexpr mode_t writable_by_others = S_IWGRP | S_IWOTH;
 
@@ -65,7 +66,7 @@ std::string refusal(const std::string& dir) {
 
 // What mkdtemp made; a fork of this process must not remove it.
 struct PrivateDir {
-  std::string path;
+  std::string& path = *new std::string;  // Threads may ask while the process ends.
   pid_t owner = 0;
   std::mutex mutex;
   ~PrivateDir() {
@@ -74,19 +75,40 @@ struct PrivateDir {
   }
 };
 
+// What processes that were killed have left: the lock ends with the process. One that is that new
+// may have none yet.
+void remove_left(const std::string& temp) {
+  const auto old = std::time(nullptr) - 60;
+  std::error_code error, ignored;
+  for (fs::directory_iterator it(temp, error), end; !error && it != end; it.increment(error)) {
+    struct stat info;
+    const fs::path& path = it->path();
+    if (!path.filename().string().starts_with(private_prefix)) continue;
+    if (lstat(path.c_str(), &info) != 0 || info.st_uid != geteuid() || info.st_mtime > old)
+      continue;
+    const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) fs::remove_all(path, ignored);
+    if (fd >= 0) close(fd);
+  }
+}
+
 std::string private_dir(const std::string& refused, const std::string& why) {
   static PrivateDir dir;
   const std::lock_guard lock(dir.mutex);
   if (!dir.path.empty() && dir.owner == getpid() && access(dir.path.c_str(), W_OK) == 0) {
     return dir.path;
   }
-  const std::string temp = env_or_empty("TMPDIR");
-  std::string path = (temp.starts_with('/') ? temp : "/tmp") + "/brrr-XXXXXX";
+  std::string temp = env_or_empty("TMPDIR");
+  if (!temp.starts_with('/')) temp = "/tmp";
+  remove_left(temp);
+  std::string path = fmt::format("{}/{}XXXXXX", temp, private_prefix);
   BRRR_CHECK(mkdtemp(path.data()),
              "kernel cache: {}: {}, and {} cannot be made: {}; set BRRR_CACHE_DIR", refused, why,
              path, std::strerror(errno));
-  fmt::print(stderr, "brrr: kernel cache {} is not used: {}; kernels of this process go to {}\n",
-             refused, why, path);
+  std::fprintf(stderr, "brrr: kernel cache %s is not used: %s; kernels of this process go to %s\n",
+               refused.c_str(), why.c_str(), path.c_str());
+  const int held = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // To the end.
+  if (held >= 0) flock(held, LOCK_EX | LOCK_NB);
   dir.path = path;
   dir.owner = getpid();
   return path;
@@ -162,6 +184,13 @@ void publish_kernel(const std::string& dir, const std::string& key, const std::s
   if (published++ % now_and_then == 0) trim_kernel_cache(dir);
 }
 
+void try_to_publish(const std::string& dir, const std::string& key, const std::string& code) try {
+  publish_kernel(dir, key, code);
+} catch (const Error& e) {
+  static std::once_flag said;
+  std::call_once(said, [&] { std::fprintf(stderr, "brrr: %s\n", e.what()); });
+}
+
 // Of the open file, not of the process: threads exclude each other, too.
 bool BuildLock::lock(short kind) const {
   struct flock byte = {};
@@ -227,8 +256,10 @@ void trim_kernel_cache(const std::string& dir, size_t most_files, uint64_t most_
 
 ScratchDir::ScratchDir(const std::string& parent) : path_(parent + "/" + scratch_prefix) {
   path_ += "XXXXXX";
-  BRRR_CHECK(mkdtemp(path_.data()), "kernel cache: {} cannot be made: {}; set BRRR_CACHE_DIR",
-             path_, std::strerror(errno));
+  // Without the name, so that the same is not said twice.
+  BRRR_CHECK(mkdtemp(path_.data()),
+             "kernel cache: no folder can be made in {}: {}; set BRRR_CACHE_DIR to another place",
+             parent, std::strerror(errno));
 }
 
 ScratchDir::~ScratchDir() {

@@ -27,7 +27,8 @@ std::string fingerprint(const std::vector<std::string_view>& fields);
 // $BRRR_CACHE_DIR, $XDG_CACHE_HOME/brrr, $HOME/.cache/brrr or /tmp/brrr-<uid>: the first that the
 // environment names at this moment. Whoever can write there could run code in this process, so one
 // that others can write, or that somebody else owns, is refused: kernels then go to a private
-// directory that lasts as long as the process, and stderr says so once.
+// directory that lasts as long as the process, and stderr says so once. One that a killed process
+// has left goes when another is made.
 std::string kernel_cache_dir();
 
 // Where the kernels of that key are, or would be.
@@ -39,6 +40,10 @@ std::optional<std::string> read_kernel(const std::string& dir, const std::string
 // Puts machine code into the cache, in one step for every other process; the first and every 64th
 // time in a process it bounds the cache. Throws Error when the disk is full.
 void publish_kernel(const std::string& dir, const std::string& key, const std::string& code);
+
+// The same for what this process has all the same: only the next one pays for a disk that is full,
+// and stderr says so once.
+void try_to_publish(const std::string& dir, const std::string& key, const std::string& code);
 
 // Of those who build the same kernels at the same time, processes or threads, one runs the compiler
 // and the others wait, for 20 seconds at most, and then look for what it published. If there is

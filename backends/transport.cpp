@@ -37,7 +37,8 @@ int rank_of_environment() {
 static void share_processors(int place, int sharing) {
   cpu_set_t all;
   CPU_ZERO(&all);
-  if (std::getenv("BRRR_NUM_THREADS") || sched_getaffinity(0, sizeof all, &all) != 0) return;
+  if (const char* own = std::getenv("BRRR_NUM_THREADS"); own && *own) return;
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return;
   const int each = CPU_COUNT(&all) / sharing;
   cpu::set_num_threads(std::max(1, each));
   if (sharing == 1 || each == 0) return;

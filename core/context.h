@@ -101,7 +101,8 @@ class PlainScope : NotCopied {
 };
 
 /// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.
-enum class Field : uint8_t { Grad, RequiresGrad, History, Version };
+/// HasGrad: nothing changes, but that there is a gradient was looked at.
+enum class Field : uint8_t { Grad, RequiresGrad, History, Version, HasGrad };
 
 /// A step's recorder, called by core while it is installed in `context`.
 struct Recorder : Placeholders {

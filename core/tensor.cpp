@@ -205,8 +205,8 @@ const Tensor& Tensor::set_requires_grad(bool on) const {
 Tensor Tensor::grad() const {
   TensorImpl& t = need(*this, "grad");
   // What a function does for want of one, as an update that it leaves out, a frozen step does only
-  // while there is none.
-  if (!t.grad) before_change(t, Field::Grad);
+  // while there is none; and what it does where there is one, only while there is.
+  before_change(t, t.grad ? Field::HasGrad : Field::Grad);
   return Tensor(Ref<TensorImpl>::share(t.grad));
 }
 

@@ -128,6 +128,7 @@ class Run : public Training {
   }
   std::string result() override;
   brrr::Metadata notes() const override;
+  int64_t batches() const override { return data_->position(); }
   uint64_t data_hash() const override { return data_->hash(); }
   brrr::DType compute_dtype() const override { return options_.compute_dtype(); }
 
@@ -280,8 +281,7 @@ std::string Run::diagnosis(const data::Batch& batch, brrr::RngState before) {
   brrr::set_rng_state(before);
   optimizer->zero_grad();
   add_gradients(parallel->part(batch.x), parallel->part(batch.y));
-  const std::string bad = brrr::models::first_nonfinite(*model_);
-  return bad.empty() ? "the parameters and their gradients are finite" : "first " + bad;
+  return first_bad();
 }
 
 double Run::advance(RunLog& log, bool) {

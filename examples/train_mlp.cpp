@@ -154,6 +154,7 @@ class Run : public Training {
   std::string result() override {
     return fmt::format("held-out accuracy {:.2f} %  ({} images)", test(), test_.size());
   }
+  int64_t batches() const override { return loader_->position(); }
   uint64_t data_hash() const override {
     if (!hash_) hash_ = checksum({train_.images, train_.labels});
     return *hash_;

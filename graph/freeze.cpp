@@ -176,7 +176,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     }
   }
   for (const Effects::Gradient& g : f.effects.gradients) {
-    const bool foreign = g.leaf.impl()->grad && g.value == kNone;
+    const bool foreign = g.leaf.impl()->grad && g.value == kNone && !g.stays;
     if (foreign) f.refusal = "a grad field is set to a tensor from outside";
     const auto is_leaf = [&](const Tensor* t) { return t->impl() == g.leaf.impl(); };
     if (std::any_of(args, args + n, is_leaf))
@@ -273,8 +273,8 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
   const RngState found = rng_state();
   if (f.sets_rng && (found.seed != f.left.seed || found.draw != f.left.draw)) return nullptr;
   // What a backward pass does, set a gradient or add to it, depends on there being one.
-  for (const auto& [leaf, id, had, view, same] : f.effects.gradients) {
-    if ((leaf.impl()->grad != nullptr) != had) return nullptr;
+  for (const Effects::Gradient& g : f.effects.gradients) {
+    if ((g.leaf.impl()->grad != nullptr) != g.had) return nullptr;
   }
   for (const Effects::Mark& m : f.effects.marks) {
     if (m.cell->value != m.before) return nullptr;

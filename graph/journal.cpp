@@ -52,6 +52,10 @@ void Pass::note_effects() {
       host_effect_ = "it changes whether a tensor from outside requires grad";
     }
   }
+  for (const Change& c : changes_) {  // Behind those that another one replaces.
+    if (c.field != Field::HasGrad || !leaves_.insert(c.tensor.get())) continue;
+    effects_.gradients.push_back({.leaf = Tensor(c.tensor), .had = true, .stays = true});
+  }
   if ((sets_rng || expected_->other_stream) && !draws_in_turn())
     host_effect_ = "it sets the random stream itself, or did so when it was recorded";
   if (goes_back) host_effect_ = "it runs backward through a tape from before the step";
@@ -151,8 +155,8 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
     const size_t n = e.gradients.size();
     return same < n ? e.gradients[same].leaf.grad() : results[same - n];
   };
-  for (const auto& [leaf, id, had, view, same] : e.gradients) {
-    if (same == kNone && keeps_gradient(leaf.impl()->grad, id, view, safe)) continue;
+  for (const auto& [leaf, id, had, view, same, stays] : e.gradients) {
+    if (stays || (same == kNone && keeps_gradient(leaf.impl()->grad, id, view, safe))) continue;
     leaf.set_grad(made(id, view, same));
   }
   for (const auto& [cell, before, after] : e.marks) {
@@ -168,6 +172,8 @@ void Pass::abort() noexcept {
     switch (it->field) {
       case Field::Grad:
         it->grad = Ref<TensorImpl>::adopt(std::exchange(t->grad, it->grad.detach()));
+        break;
+      case Field::HasGrad:
         break;
       case Field::RequiresGrad:
         t->flags = it->flags;
@@ -209,7 +215,8 @@ void Pass::journal(TensorImpl& t, Field f) {
   }
   // What the step itself has put there is nothing to go back to, and held here it would outlive
   // the step for no reason.
-  if (f == Field::Grad && t.grad && t.grad->storage->pass == this) return;
+  const bool of_grad = f == Field::Grad || f == Field::HasGrad;
+  if (of_grad && t.grad && t.grad->storage->pass == this) return;
   if (f == Field::History && t.grad_fn && t.grad_fn->made_in == number) return;
   if (f == Field::RequiresGrad && !flagged_.insert(&t)) return;  // What it was at first counts.
   changes_.push_back({f, Ref<TensorImpl>::share(&t),

@@ -34,11 +34,12 @@ struct Replaced {
 struct Effects {
   struct Gradient {
     Tensor leaf;
-    uint32_t value;  ///< kNone: it was taken away.
-    bool had;        ///< There was one before the call.
-    View view;
-    uint32_t same;  ///< The number of an earlier gradient or, counted on, result that is this very
-                    ///< object; or kNone.
+    uint32_t value = kNone;  ///< kNone: it was taken away.
+    bool had;                ///< There was one before the call.
+    View view = View::No;
+    uint32_t same = kNone;  ///< The number of an earlier gradient or, counted on, result that is
+                            ///< this very object; or kNone.
+    bool stays = false;     ///< It was looked for only.
   };
   struct Result {
     uint32_t value;

@@ -82,7 +82,7 @@ static LaunchCosts measure_launches(Device device) {
 static TimeSplit at_limits(const ProfileRow& r, const DeviceLimits& limits) {
   constexpr double not_fused = 2;  // Outside of products few additions follow a multiplication.
   const auto calls = static_cast<double>(r.calls);
-  return split_time(1e12, r.flops / calls * not_fused, r.bytes / calls, limits);
+  return split_time(1e12, r.flops / calls * not_fused, r.bytes / calls, limits, r.dtype);
 }
 
 // The number of a row of the same op, module and bytes a call; that of rows if there is none.

@@ -37,6 +37,7 @@ struct ProfileRow {
   int64_t calls = 0;
   double flops = 0, bytes = 0;  ///< Of all calls.
   TimeSplit time;
+  DType dtype = DType::Float32;  ///< Of the arithmetic of the last call.
 };
 
 /// What this thread runs while it lives: every kernel of both modes with its module, floating-point

@@ -159,6 +159,10 @@ struct Diagnosis;
 /// once, after the function: an operation called before such a write sees it too, other than in
 /// eager mode. Write such memory between calls, or use operations (copy_()).
 /// StepOptions::verify_every reports it on the CPU.
+///
+/// What a recording says of modules (explain(), check_numerics, a Profile) are the names of the
+/// call that it was made in: of modules of one shape that take turns in the function, one recording
+/// serves all, and names the first.
 template <class F> class Step {
  public:
   Step(F fn, StepOptions options) : fn_(std::move(fn)), base_(graph::make_step(options)) {}

@@ -32,7 +32,7 @@ template <class Key> class ModuleTrail {
   }
 
  private:
-  inline static const std::string none;
+  inline static const std::string& none = *new std::string;
   struct Touch {
     uint64_t at = 0;
     const std::string* path = &none;  // Copies would be most of what a profile writes.

@@ -4,9 +4,7 @@
 #include "core/check.h"
 #include "graph/compare.h"
 #include "graph/core.h"
-#include "ops/dist.h"
-#include "ops/dist_ops.h"
-#include "ops/factory_ops.h"
+#include "ops/kinds/exchange.h"
 
 namespace brrr::graph {
 
@@ -35,10 +33,11 @@ bool StepCore::agree_to_verify(const Recording& r, bool due, bool by_plan) const
   const auto is_collective = [](const Instr& i) { return i.op->reaches_out; };
   if (!options_.verify_every || dist::size() == 1 || std::ranges::none_of(r.instrs, is_collective))
     return due && by_plan;
-  const PlainScope plain;
-  const Tensor votes = dist::all_reduce(tensor(std::vector<int64_t>{due, by_plan}));
-  const auto of_all = votes.to_vector<int64_t>();
-  return of_all[0] > 0 && of_all[1] == dist::size();
+  int64_t votes[] = {due, by_plan};
+  dist::exchange(
+      "a vote of a step's verify_every, which with its mode has to be alike on all ranks",
+      dist::Row(kInt64, {{reinterpret_cast<char*>(votes), 2}}), dist::Halves::Both);
+  return votes[0] > 0 && votes[1] == dist::size();
 }
 
 // What the function wrote through a pointer after an operation had used the memory: eager mode has

@@ -31,6 +31,7 @@ inline void add(ProfileRow& to, const ProfileRow& row) {
   to.time.us += row.time.us;
   to.time.compute_us += row.time.compute_us;
   to.time.memory_us += row.time.memory_us;
+  to.dtype = row.dtype;
 }
 
 /// What times are compared with, and where that was measured.
@@ -216,7 +217,7 @@ struct Profile::Watch final : Observer {
   }
   void count(size_t row, double us, const Work& work, Device device) {
     const TimeSplit t = split_time(us, work.flops, work.bytes, limits_of(device), work.dtype);
-    add(rows[row], {{}, {}, {}, 1, work.flops, work.bytes, t});
+    add(rows[row], {{}, {}, {}, 1, work.flops, work.bytes, t, work.dtype});
   }
   void draw(const Span& s) {
     if (spans.size() < kMostSpans) spans.push_back(s);

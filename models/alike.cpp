@@ -22,10 +22,11 @@ std::string broadcast_text(const std::string& text, int root) {
 
 void check_alike(const std::string& what, const std::vector<std::string>& own) {
   if (size() == 1) return;
-  std::istringstream first(broadcast_text(fmt::format("{}\n", fmt::join(own, "\n")), 0));
+  const std::string end(1, '\0');  // A line may have an end of line in it.
+  std::istringstream first(broadcast_text(fmt::format("{}", fmt::join(own, end)) + end, 0));
   std::string said, line;
   for (size_t k = 0; said.empty(); ++k) {
-    const bool more = static_cast<bool>(std::getline(first, line));
+    const bool more = static_cast<bool>(std::getline(first, line, '\0'));
     if (!more && k == own.size()) break;
     const std::string there = more ? line : "nothing more",
                       here = k < own.size() ? own[k] : "nothing more";

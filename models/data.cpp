@@ -80,8 +80,8 @@ void Loader::check_state_dict(const StateDict& dict) const {
   const int64_t epoch = dict.at("epoch").item<int64_t>();
   const int64_t position = dict.at("position").item<int64_t>();
   const int64_t last = dataset_.size() - (options_.drop_last ? options_.batch : 1);
-  BRRR_CHECK(epoch >= 0 && epoch < INT64_MAX, "Loader::load_state_dict: epoch {} does not exist",
-             epoch);
+  BRRR_CHECK(epoch >= 0 && epoch < INT64_MAX / batches_per_epoch(),
+             "Loader::load_state_dict: epoch {} does not exist", epoch);
   BRRR_CHECK(position >= 0 && position <= last && position % options_.batch == 0,
              "Loader::load_state_dict: no batch of {} begins at position {} of {} examples",
              options_.batch, position, dataset_.size());

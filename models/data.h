@@ -38,6 +38,8 @@ class Loader : public Stateful {
   Batch next();
   int64_t epoch() const { return moved_.checked(epoch_); }
   int64_t batches_per_epoch() const;
+  /// Batches taken so far.
+  int64_t position() const { return epoch() * batches_per_epoch() + position_ / options_.batch; }
 
   /// The position; seed, batch size and data set size are part of it and must match on loading.
   StateDict state_dict() const override;

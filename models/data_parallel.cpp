@@ -116,7 +116,7 @@ struct DataParallel::State final : NotCopied {
 
   // Who has to know what optimisers do to gradients: all, whichever had the last pass.
   static inline std::mutex mutex;
-  static inline std::vector<State*> all;
+  static inline auto& all = *new std::vector<State*>;
 
   Hook* hook;
   models::Module& module;
@@ -164,7 +164,7 @@ struct DataParallel::State final : NotCopied {
 
   // Of a pass that was given up each rank has a stream of its own.
   void leave_stream() const {
-    if (expected && passes() > 1 && stream() == own_stream()) to_stream(after_group(group));
+    if (expected && stream() == own_stream()) to_stream(after_group(group));
   }
 
   // Another model's backward pass, after an evaluation or a pass that was given up, never comes.
@@ -274,7 +274,7 @@ struct DataParallel::State final : NotCopied {
       BRRR_CHECK(!s->index.count(&leaf),
                  "DataParallel: a backward pass into {}, of another DataParallel, after this one's "
                  "forward pass: a thread trains one at a time; go backward before the next model's "
-                 "forward pass",
+                 "forward pass, and evaluate under NoGradGuard",
                  describe(&leaf));
     }
   }

@@ -145,7 +145,7 @@ class TemporaryFile : NotCopied {
 
   // What killed processes have left beside the target. Failing here is no reason not to write.
   void remove_stale() const {
-    static const std::regex ending("[0-9]+-[0-9]+\\.tmp");
+    static const auto& ending = *new std::regex("[0-9]+-[0-9]+\\.tmp");
     const std::string ours = prefix();
     std::error_code none;
     for (fs::directory_iterator it(folder_, none), end; !none && it != end; it.increment(none)) {

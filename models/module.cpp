@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "models/optim.h"
 #include "models/sharding.h"
 #include "ops/pointwise_ops.h"
 
@@ -203,7 +204,7 @@ std::string first_nonfinite(const Module& module) {
   std::vector<NamedTensor> all;
   for (const auto& [name, p] : module.named_parameters()) {
     all.emplace_back(name, p);
-    all.emplace_back(name + ".grad", p.grad());
+    for (const Tensor& g : optim::distinct_gradients({p})) all.emplace_back(name + ".grad", g);
   }
   for (const auto& buffer : module.named_buffers()) all.push_back(buffer);
   return first_nonfinite(all);

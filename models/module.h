@@ -79,8 +79,9 @@ class Module : NotCopied {
 /// "fc1.weight, float32[8, 6]: 3 of 48 elements are not finite"; "" if all are finite. Undefined
 /// tensors and integers are. Reads on the host, so call it outside a recorded step.
 std::string first_nonfinite(const std::vector<NamedTensor>& tensors);
-/// The same over a module's parameters, each followed by its gradient ("fc1.weight.grad"), and then
-/// its buffers. For a training loop, where StepOptions::check_numerics would cost too much:
+/// The same over a module's parameters, each followed by its gradient ("fc1.weight.grad"; what a
+/// DataParallel's shard_gradients leaves of it to this rank), and then its buffers. For a training
+/// loop, where StepOptions::check_numerics would cost too much:
 ///
 ///     if (!std::isfinite(loss.item<float>())) {
 ///       throw std::runtime_error("step 123: " + brrr::models::first_nonfinite(model));

@@ -280,6 +280,22 @@ void AdamW::update(size_t i, const Tensor& p, const Tensor& g, const Tensor& ski
 
 // --- clipping -----------------------------------------------------------------------------------
 
+// The elements of a storage that a tensor has, whatever the order and number of its dims: strides
+// and sizes, rising.
+static std::vector<std::pair<int64_t, int64_t>> elements_of(const Tensor& t) {
+  std::vector<std::pair<int64_t, int64_t>> dims, merged;
+  for (int d = 0; d < t.dim(); ++d) dims.emplace_back(t.strides()[d], t.sizes()[d]);
+  std::ranges::sort(dims);
+  for (const auto& [stride, size] : dims) {
+    if (size == 1) continue;
+    if (!merged.empty() && stride == merged.back().first * merged.back().second)
+      merged.back().second *= size;
+    else
+      merged.emplace_back(stride, size);
+  }
+  return merged;
+}
+
 std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
   const auto sharding = dist::Sharding::of(parameters);
   std::vector<Tensor> distinct;
@@ -289,10 +305,8 @@ std::vector<Tensor> distinct_gradients(const std::vector<Tensor>& parameters) {
     const Tensor g = part ? sharding->own_gradient(p) : p.grad();
     if (!g.defined()) continue;
     const auto same = [&](const Tensor& d) {
-      const bool alike = d.sizes() == g.sizes() && d.strides() == g.strides(),
-                 reshaped = d.numel() == g.numel() && d.is_contiguous() && g.is_contiguous();
       return d.impl()->storage == g.impl()->storage && d.storage_offset() == g.storage_offset() &&
-             (alike || reshaped);
+             elements_of(d) == elements_of(g);
     };
     if (storages.insert(g.impl()->storage) || std::ranges::none_of(distinct, same)) {
       distinct.push_back(g);

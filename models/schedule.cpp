@@ -9,7 +9,8 @@
 
 namespace brrr::optim {
 
-Schedule::Schedule(Optimizer& optimizer) : optimizer_(optimizer), base_(optimizer.lr()) {}
+Schedule::Schedule(Optimizer& optimizer, const char* kind)
+    : optimizer_(optimizer), kind_(kind), base_(optimizer.lr()) {}
 
 void Schedule::start() { optimizer_.set_lr(lr_at(step_)); }
 
@@ -19,11 +20,13 @@ void Schedule::step() {
 }
 
 StateDict Schedule::state_dict() const {
-  return {{"base_lr", number(base_)}, {"step", number(step_)}};
+  return {{"base_lr", number(base_)}, {"step", number(step_)}, {kind_, number(int64_t{1})}};
 }
 
 void Schedule::check_state_dict(const StateDict& dict) const {
-  check_same_numbers("Schedule::load_state_dict", "schedule", state_dict(), dict, {});
+  StateDict whole = dict;
+  if (dict.size() == 2) whole.emplace(kind_, number(int64_t{1}));  // Older files do not tell.
+  check_same_numbers("Schedule::load_state_dict", "schedule", state_dict(), whole, {});
   const double base = dict.at("base_lr").item<double>();
   const int64_t step = dict.at("step").item<int64_t>();
   // Further steps can still be counted.
@@ -43,7 +46,7 @@ void Schedule::load_state_dict(const StateDict& dict) {
 }
 
 WarmupCosineLR::WarmupCosineLR(Optimizer& o, int64_t warmup, int64_t total, double min_lr)
-    : Schedule(o), warmup_(warmup), total_(total), min_lr_(min_lr) {
+    : Schedule(o, "WarmupCosineLR"), warmup_(warmup), total_(total), min_lr_(min_lr) {
   BRRR_CHECK(warmup >= 0, "WarmupCosineLR: warmup must not be negative, got {}", warmup);
   BRRR_CHECK(total > warmup, "WarmupCosineLR: total must exceed warmup, got warmup {} and total {}",
              warmup, total);
@@ -68,7 +71,7 @@ CosineLR::CosineLR(Optimizer& o, int64_t total, double min_lr)
     : WarmupCosineLR(o, 0, checked(total, min_lr), min_lr) {}
 
 StepLR::StepLR(Optimizer& o, int64_t every, double gamma)
-    : Schedule(o), every_(every), gamma_(gamma) {
+    : Schedule(o, "StepLR"), every_(every), gamma_(gamma) {
   BRRR_CHECK(every > 0, "StepLR: every must be positive, got {}", every);
   BRRR_CHECK(std::isfinite(gamma) && gamma > 0, "StepLR: gamma must be positive, got {}", gamma);
   start();

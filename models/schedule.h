@@ -24,13 +24,15 @@ class Schedule : NotCopied {
   void load_state_dict(const StateDict& dict);
 
  protected:
-  explicit Schedule(Optimizer& optimizer);
+  /// `kind` is kept with the state, which a schedule of another kind refuses.
+  explicit Schedule(Optimizer& optimizer, const char* kind = "Schedule");
   double base() const { return base_; }
   /// Sets the first lr; constructors end with it, when lr_at can be called.
   void start();
 
  private:
   Optimizer& optimizer_;
+  const char* const kind_;
   mutable double base_;  // Another one while check_state_dict() asks for its lr.
   int64_t step_ = 0;
 };

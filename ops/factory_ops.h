@@ -69,7 +69,8 @@ Tensor rand(const IntList& sizes, Device device);
 /// Standard normal, of a floating dtype, from 24 bits as well: none is beyond 5.77.
 Tensor randn(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
 Tensor randn(const IntList& sizes, Device device);
-/// Integers in [low, high), int64.
+/// Integers in [low, high), int64. Their probabilities differ by less than a part in a thousand up
+/// to 2^54 of them, and beyond that by at most a part in 2^64 / (high - low).
 Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device = default_device());
 Tensor rand_like(const Tensor& t);
 Tensor randn_like(const Tensor& t);

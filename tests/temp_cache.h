@@ -2,6 +2,8 @@
 // What tests of generated kernels share: a cache of their own, files, the environment.
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -39,6 +41,19 @@ inline std::string read_text(const std::string& path) {
 }
 inline void write_text(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
+}
+
+// What `f` writes to stderr.
+template <class F> std::string stderr_of(const F& f) {
+  const bench::TemporaryFolder folder;
+  const std::string path = folder.file("stderr");
+  const int saved = dup(2), file = open(path.c_str(), O_WRONLY | O_CREAT, 0600);
+  dup2(file, 2);
+  f();
+  dup2(saved, 2);
+  close(saved);
+  close(file);
+  return read_text(path);
 }
 
 }  // namespace brrr::test

@@ -62,7 +62,7 @@ struct Layers {
 // A row that tests of all of the library's leave out.
 template <class F, class G>
 const PointwiseOp& row_of(const char* name, const PointwiseTraits& traits, F f, G gradient) {
-  auto* const row = new PointwiseOp(name, "", traits, f, gradient);  // For ever.
+  auto* const row = new PointwiseOp(name, "a test's own", traits, f, gradient);  // For ever.
   row->gradient_row = true;
   return *row;
 }

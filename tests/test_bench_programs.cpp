@@ -98,6 +98,7 @@ TEST_CASE("benchmarks: a wrong word on the command line is an error that names i
     CHECK(help.status == 0);
     CHECK(help.text.starts_with("usage: " + program));
   }
+  CHECK(run("bench_micro --help").text.starts_with("bench_micro [--threads N] [--cpu N]"));
 }
 
 TEST_CASE("benchmarks: a step that fell back is an error, by the exit status, too") {

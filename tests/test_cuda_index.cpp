@@ -404,6 +404,11 @@ TEST_CASE("cuda: multinomial draws what the CPU draws") {
       }
     }
   }
+  const Tensor least = full({3}, 5e-324, kFloat64);
+  manual_seed(5);
+  const Tensor want = multinomial(least, 1000, true);
+  manual_seed(5);
+  check_equal(multinomial(there(least), 1000, true), want);
 }
 
 TEST_CASE("cuda: multinomial's bad weights are raised at the next read") {

@@ -1,12 +1,20 @@
 // Captures and replays while other threads use the device.
 
+#include <signal.h>
+
 #include <atomic>
+#include <memory>
 #include <thread>
 
 #include "backends/cuda/device.h"
 #include "brrr.h"
+#include "core/signals.h"
 #include "tests/cuda_cases.h"
+#include "tests/pitfalls.h"
+#include "tests/sanitizer.h"
 #include "tests/sink.h"
+#include "tests/temp_cache.h"
+#include "tests/threads.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -60,6 +68,32 @@ TEST_CASE("cuda step: pitfall B3: a hundred captures while other threads use the
   }
   CHECK(first.finish() == 0);
   CHECK(second.finish() == 0);
+}
+
+TEST_CASE("cuda step: who compiles its kernels leaves signals to the user's threads") {
+  if (!have_device() || kThreadSanitizer) return;
+  // Where there is a GPU, its driver and compiler may start threads themselves.
+  if (std::string(cuda::device().driver->name) != "emulator") return;
+  const TempCache cache;
+  const Tensor x = randn({8, 64}, kCUDA), y = randn({999}, kCUDA), z = randn({7, 5}, kCUDA);
+  (void)x.sum().item<float>();
+  const int own = threads_taking(SIGTERM);
+  std::atomic<bool> built{false};
+  int most = 0;
+  auto look = std::make_unique<SignalsBlocked>();
+  std::thread looks([&] {
+    while (!built) most = std::max(most, threads_taking(SIGTERM));
+  });
+  look.reset();
+  auto step = brrr::step(  // Kernels that do not join, so that there is a thread for one.
+      [](const Tensor& t, const Tensor& u, const Tensor& v) {
+        return std::tuple(softmax(t, 1), (u * 2.0).exp(), v.sum({0}) + 1.0);
+      },
+      kEarly);
+  step(x, y, z);
+  built = true;
+  looks.join();
+  CHECK(most == own);
 }
 
 TEST_CASE("cuda step: two threads, a step each and one arena") {

@@ -117,6 +117,11 @@ TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across m
   notes["brrr.step"] = "19";
   brrr::save(ck, tensors, notes);
   CHECK(contains(run("train_mlp --resume " + ck).text, "of step 19, its learning rate of step 20"));
+  notes["brrr.step"] = "20";
+  brrr::StateDict other_data = tensors;
+  other_data["loader.epoch"] = brrr::full({}, 7, brrr::kInt64);
+  brrr::save(ck, other_data, notes);
+  CHECK(contains(run("train_mlp --resume " + ck).text, "of step 20, its data at batch 70"));
 }
 
 // At a rate of 0 the weights of a run are those that it began with.
@@ -162,6 +167,11 @@ TEST_CASE("train_mlp: a loss that is no number ends the run and keeps its checkp
   CHECK(last.status == 1);
   CHECK(contains(last.text, "the parameters are not finite after step 1: first fc1."));
   CHECK(read_text(ck) == before);
+  // Of logits around 1e38 the loss is infinite, and nothing else.
+  const Result sum = run(
+      "train_mlp --images 50 --hidden 4 --steps 3 --batch 8 --lr 6e17 --log-every 1 --threads 1");
+  CHECK(
+      contains(sum.text, "the loss is inf by step 2: the parameters and their gradients are fin"));
 }
 
 TEST_CASE("train_mlp: IDX files train like generated digits, and wrong ones are named") {

@@ -366,6 +366,10 @@ TEST_CASE("dropout") {
   const auto exact = dropout_mask(ones({64}, kFloat64), 0.1).to_vector<double>();
   for (double v : exact) CHECK((v == 0 || v == 1 / 0.9));
   CHECK(dropout_mask(ones({2}, kBFloat16), 0.5).dtype() == kBFloat16);
+  // 7 * 1 / 0.9, rounded once: 1 / 0.9 in bfloat16 would make it 7.75.
+  for (float v : dropout(full({64}, 7.0, kBFloat16), 0.1, true).to_vector<float>()) {
+    CHECK((v == 0 || v == 7.78125f));
+  }
   CHECK(contains(error_of([&] { dropout(x, 1.5, true); }), "probability in [0, 1], got 1.5"));
   CHECK(contains(error_of([&] { dropout(x, NAN, false); }), "probability"));
   CHECK(contains(error_of([] { dropout(arange(3), 0.5, true); }), "floating"));

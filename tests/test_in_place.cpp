@@ -169,6 +169,22 @@ TEST_CASE("set_grad: a tensor is not its own gradient") {
   CHECK_FALSE(w.grad().defined());
 }
 
+TEST_CASE("views: a tensor in the shape that it has is one as well, not the tensor itself") {
+  const Tensor x = ones({2, 3}), w = ones({3}).set_requires_grad();
+  for (const Tensor& y : {x.reshape({2, 3}), x.view({2, 3}), x.squeeze(0)}) {
+    y.set_requires_grad();
+    CHECK_FALSE((x.requires_grad() || y.is_same(x)));
+  }
+  x.reshape({2, -1}).add_(1.0);  // Its memory is.
+  CHECK(x.to_vector<float>() == std::vector<float>(6, 2.f));
+  (w.reshape({3}) * 2.0).sum().backward();
+  CHECK(w.grad().to_vector<float>() == std::vector<float>{2, 2, 2});
+  const NoGradGuard guard;
+  CHECK_FALSE(w.reshape({3}).requires_grad());
+  w.reshape({3}).sub_(w.grad());
+  CHECK(w.to_vector<float>() == std::vector<float>{-1, -1, -1});
+}
+
 TEST_CASE("set_grad: an expanded gradient can be written like any other") {
   const Tensor v = ones({2}).set_requires_grad(), w = ones({2}).set_requires_grad();
   v.set_grad(ones({2}));

@@ -2,11 +2,14 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -59,19 +62,6 @@ std::string error_of(const std::string& source) {
     return error.what();
   }
   return "no error";
-}
-
-// What `f` writes to stderr.
-template <class F> std::string stderr_of(const F& f) {
-  const brrr::bench::TemporaryFolder folder;
-  const std::string path = folder.file("stderr");
-  const int saved = dup(2), file = open(path.c_str(), O_WRONLY | O_CREAT, 0600);
-  dup2(file, 2);
-  f();
-  dup2(saved, 2);
-  close(saved);
-  close(file);
-  return read_text(path);
 }
 
 }  // namespace
@@ -202,6 +192,35 @@ TEST_CASE("jit: a directory that others can write to is not used") {
   REQUIRE(chmod(cache.dir.c_str(), 0700) == 0);
   const Built usable(source_of(6));
   CHECK(cache.files().size() == 1);
+}
+
+TEST_CASE("jit: that the disk has no room is told in the same words every time") {
+  const TempCache cache;
+  rlimit before;
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit none{0, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &none);
+  const std::string said = error_of(source_of(16)), again = error_of(source_of(16));
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  CHECK(said.find(cache.dir + ": no source can be written: File too large") != std::string::npos);
+  CHECK(again == said);
+}
+
+TEST_CASE("jit: a compiler that hangs is waited for once") {
+  if (!std::getenv("BRRR_LONG_TESTS")) return;  // Two minutes.
+  const TempCache cache;
+  const brrr::bench::TemporaryFolder folder;
+  const std::string program = folder.file("c++");
+  write_text(program, "#!/bin/sh\n[ \"$1\" = --version ] && exec c++ \"$1\"\nsleep 1000\n");
+  REQUIRE(chmod(program.c_str(), 0700) == 0);
+  const Env own("BRRR_CXX", program.c_str());
+  const std::string said = error_of(source_of(17));
+  CHECK(said.find("it took too long and was stopped") != std::string::npos);
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(error_of(source_of(17)) == said);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
 }
 
 TEST_CASE("jit: several threads, the same and different text") {

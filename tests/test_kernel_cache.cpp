@@ -1,13 +1,16 @@
 #include "backends/kernel_cache.h"
 
 #include <doctest/doctest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <set>
 #include <string>
@@ -129,6 +132,56 @@ TEST_CASE("kernel cache: figures are kept for later processes, measured anew on 
   CHECK(kept_figures({"third"}, false, unsure)[0] == 2);
   CHECK(kept_figures({"third"}, false, measure)[0] == 2);
   CHECK(cache.files().size() == files);
+}
+
+TEST_CASE("kernel cache: figures that the disk has no room for are used, and it says so once") {
+  const TempCache cache;
+  const auto measure = [](Keep&) { return std::vector<double>{1}; };
+  kept_figures({"no room"}, true, measure);
+  const std::string file = cache.only_file();
+  fs::remove(file);
+  fs::create_directories(file + "/inside");  // Nothing replaces it.
+  const std::string said = stderr_of([&] {
+    for (int run = 0; run < 2; ++run) CHECK(kept_figures({"no room"}, true, measure)[0] == 1);
+  });
+  CHECK(said.starts_with("brrr: kernel cache: " + file + " cannot be written"));
+  CHECK(std::ranges::count(said, '\n') == 1);
+}
+
+// In processes of their own, since each has one such folder.
+TEST_CASE("kernel cache: what a killed process has left goes when another needs a folder") {
+  const TempCache cache;
+  REQUIRE(chmod(cache.dir.c_str(), 0777) == 0);  // It is not used.
+  const bench::TemporaryFolder temp;
+  const Env folder("TMPDIR", temp.path.c_str());
+  const auto run_and_kill = [] {
+    const pid_t child = fork();
+    if (child == 0) {
+      if (std::freopen("/dev/null", "w", stderr)) jit::kernel_cache_dir();
+      raise(SIGKILL);
+    }
+    waitpid(child, nullptr, 0);
+  };
+  // The folders there, which have been there for a while.
+  const auto left = [&] {
+    std::vector<std::string> names;
+    for (const auto& f : fs::directory_iterator(temp.path)) {
+      names.push_back(f.path());
+      fs::last_write_time(f, fs::file_time_type::clock::now() - std::chrono::minutes(5));
+    }
+    return names;
+  };
+  run_and_kill();
+  REQUIRE(left().size() == 1);
+  const std::string first = left()[0];
+  const int in_use = open(first.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  REQUIRE(flock(in_use, LOCK_EX) == 0);
+  run_and_kill();
+  CHECK(left().size() == 2);
+  close(in_use);
+  run_and_kill();
+  CHECK(left().size() == 1);
+  CHECK(left()[0] != first);
 }
 
 TEST_CASE("kernel cache: figures measured without a core are none of the machine") {

@@ -197,6 +197,14 @@ TEST_CASE("pitfall A24: clip_grad_norm_ scales a shared gradient once") {
   column.set_grad(p.grad().view({2, 1}));
   optim::clip_grad_norm_({p, column}, 1.0);
   CHECK(p.grad().to_vector<double>()[0] == doctest::Approx(3 / std::sqrt(50.0)).epsilon(1e-6));
+  // Or transposed; a part of it is another one.
+  const Tensor m = zeros({2, 3}).set_requires_grad(true), n = zeros({3, 2}).set_requires_grad(true);
+  const Tensor row = zeros({3}).set_requires_grad(true);
+  m.set_grad(ones({2, 3}));
+  n.set_grad(m.grad().t());
+  CHECK(optim::distinct_gradients({m, n}).size() == 1);
+  row.set_grad(m.grad().select(0, 0));
+  CHECK(optim::distinct_gradients({m, row}).size() == 2);
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, -1.0), Error);
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, std::nan("")), Error);
   // To measure alone: whatever the norm is, nothing changes.
@@ -247,6 +255,11 @@ TEST_CASE("schedules are closed formulas of the step") {
   optim::CosineLR cosine(opt, 10);
   for (int i = 0; i < 10; ++i) cosine.step();
   CHECK(opt.lr() == 0.0);
+  CHECK_THROWS_WITH_AS(cosine.load_state_dict(steps.state_dict()),
+                       doctest::Contains("unexpected: StepLR"), Error);
+  StateDict older = steps.state_dict();  // From before the kind was kept.
+  older.erase("StepLR");
+  CHECK_NOTHROW(steps.load_state_dict(older));
   CHECK_THROWS_AS(optim::CosineLR(opt, 0), Error);
   CHECK_THROWS_AS(optim::WarmupCosineLR(opt, 5, 5), Error);
   CHECK_THROWS_WITH_AS(optim::WarmupCosineLR(opt, -1, 5),

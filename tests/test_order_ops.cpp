@@ -172,6 +172,11 @@ TEST_CASE("multinomial: frequencies follow the weights, zero weights are never d
   }
   CHECK(at.select(0, 1).sum().item<int64_t>() == kDraws);
   CHECK(longs(multinomial(tensor({0.0f, 0.0f, 1e-38f}), 3, true)) == Longs{2, 2, 2});
+  // A share of their sum is no multiple of the smallest number.
+  const Tensor least = multinomial(full({3}, 5e-324, kFloat64), kDraws, true);
+  for (const double n : doubles(one_hot(least, 3).sum({0}))) {
+    CHECK(std::fabs(n / kDraws - 1.0 / 3) < 0.012);
+  }
 }
 
 TEST_CASE("multinomial without replacement: all different, in the order of drawing") {

@@ -101,6 +101,21 @@ TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
                  "gradient"));
 }
 
+TEST_CASE("pitfall A25: a gradient that the function only looks for may go, and come back") {
+  const Tensor w = ones({2}).set_requires_grad();
+  const auto body = [&](const Tensor& x) { return x * (w.grad().defined() ? 2.0 : 3.0); };
+  for (const bool there : {true, false}) {
+    auto step = brrr::step(body, kEarly);
+    for (int call = 0; call < 8; ++call) {
+      w.set_grad(there == (call < 5) ? ones({2}) : Tensor());
+      const Tensor x = randn({2}), given = w.grad();
+      CHECK(same_bits(step(x), body(x)));
+      CHECK(w.grad().is_same(given));
+      if (call == 2) step.freeze();
+    }
+  }
+}
+
 TEST_CASE("pitfall A25: what a frozen step meets later and could not freeze runs the function") {
   Tensor kept;
   int runs = 0;

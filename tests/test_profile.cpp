@@ -290,6 +290,9 @@ TEST_CASE("profile: a tensor given twice is read once, and float64 has half the 
   l.peaks = {{kFloat32, 100, 90}, {kFloat64, 50, 40}};
   l.copies = {{1e6, 50}, {1e9, 10}};
   CHECK(split_time(100, 1e6, 0, l, kFloat64).compute_us == doctest::Approx(20));
+  const Profile profile;
+  exp(ones({100}, kFloat64));
+  for (const ProfileRow& r : profile.rows()) CHECK(r.dtype == kFloat64);
 }
 
 // Rows: 1 is the host, which queues for a GPU, 2 has the kernels, 3 their modules.

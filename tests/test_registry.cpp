@@ -13,6 +13,8 @@
 #include <fmt/format.h>
 
 #include "brrr.h"
+#include "ops/kinds/reduction.h"
+#include "ops/kinds/row.h"
 #include "tests/op_cases.h"
 
 // --- the trial: one row and its public function
@@ -163,6 +165,12 @@ TEST_CASE("registry: names are unique and found, rows are documented") {
     CHECK(bool(op.on(DeviceType::CPU).run) == !op.is_view());
   }
   CHECK(find_op("no such op") == nullptr);
+}
+
+TEST_CASE("registry: threads may use rows while the process ends: none is ever destroyed") {
+  CHECK(std::is_trivially_destructible_v<PointwiseOp>);
+  CHECK(std::is_trivially_destructible_v<RowOp>);
+  CHECK(std::is_trivially_destructible_v<ReductionOp>);
 }
 
 TEST_CASE("registry: every row has a way to run on a GPU") {

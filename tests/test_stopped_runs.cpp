@@ -199,6 +199,20 @@ TEST_CASE("train_mlp: losses that have no room left end the run at its next line
   CHECK(contains(r.text, "--loss-csv: " + csv + " cannot be written"));
 }
 
+TEST_CASE("train_mlp: files of lines that have no room for one end the run before its first step") {
+  const brrr::test::TempCache folder;
+  for (const std::string option : {"--log", "--loss-csv"}) {
+    const Result r =
+        run("train_mlp --steps 1000000 --mode eager --images 100 --hidden 1 --batch 8 "
+            "--threads 1 --log-every 500 " +
+                option + " " + folder.dir + "/lines",
+            ".", "ulimit -f 0; ");
+    CHECK(r.status == 1);
+    CHECK(contains(r.text, folder.dir + "/lines"));
+    CHECK_FALSE(contains(r.text, "loss "));
+  }
+}
+
 // The interrupt key ends `tee` at once, and the run's next line has no reader.
 TEST_CASE("train_mlp: a run whose lines nobody reads any more ends with its checkpoint") {
   const brrr::test::TempCache folder;

@@ -137,6 +137,7 @@ TEST_CASE("train_gpt: a wrong option says what was expected") {
       {"--positions none", "expected one of learned, rotary; got 'none'"},
       {"--save-every 5", "--save-every requires --checkpoint"},
       {"--vocab README.md", "--vocab requires --merges"},
+      {"--prompt a", "--prompt requires --sample"},
       {"--data /no/such/file", "does not exist"},
       {"--checkpoint /no/such/folder/ck", "there is no folder '/no/such/folder'"},
       {"--stps 5", "the options are --help --mode"},

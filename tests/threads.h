@@ -1,5 +1,9 @@
 #pragma once
-// The number of threads, for a while.
+// The number of threads, for a while; and how many take a signal.
+
+#include <filesystem>
+#include <fstream>
+#include <string>
 
 #include "backends/cpu/pool.h"
 
@@ -10,5 +14,18 @@ struct Threads {
   explicit Threads(int n = cpu::num_threads()) { cpu::set_num_threads(n); }
   ~Threads() { cpu::set_num_threads(before); }
 };
+
+/// Threads of this process that do not block the signal.
+inline int threads_taking(int signal) {
+  int n = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      if (!line.starts_with("SigBlk:")) continue;
+      n += !(std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1);
+    }
+  }
+  return n;
+}
 
 }  // namespace brrr::test

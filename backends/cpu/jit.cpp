@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
+#include <set>
 
 #include "backends/cpu/host_compiler.h"
 #include "backends/excerpt.h"
@@ -64,7 +66,8 @@ static std::string make_key(const std::string& source, const HostCompiler& compi
   return fingerprint(fields);
 }
 
-static void write_source(const std::string& path, const std::string& source) {
+static void write_source(const std::string& dir, const std::string& path,
+                         const std::string& source) {
   std::ofstream out(path, std::ios::binary);
   // Never destroyed: a thread may build while the process ends.
   static const Vocabulary& vocabulary = *new Vocabulary(prelude);
@@ -73,7 +76,7 @@ static void write_source(const std::string& path, const std::string& source) {
       << vocabulary.excerpt(source) << "\n#line 1 \"kernels\"\n"
       << source << '\n';
   out.close();
-  BRRR_CHECK(out, "jit: {} cannot be written: {}; set BRRR_CACHE_DIR to another place", path,
+  BRRR_CHECK(out, "jit: {}: no source can be written: {}; set BRRR_CACHE_DIR to another place", dir,
              std::strerror(errno));
 }
 
@@ -114,8 +117,21 @@ static void compile(const std::string& dir, const std::string& key, const std::s
                     const HostCompiler& compiler, const std::string& kept) {
   const ScratchDir scratch(dir);
   const std::string text = scratch.path() + "/kernels.cpp", object = scratch.path() + "/kernels.so";
-  write_source(text, source);
-  const ProcessResult result = compile_shared(compiler, text, object, scratch.path());
+  write_source(dir, text, source);
+  // Who was stopped once would be again: a step tries anew what has failed.
+  static std::mutex mutex;
+  static auto& stopped = *new std::set<std::string>;  // Keys. Never destroyed, as above.
+  ProcessResult result;
+  result.end = ProcessResult::timed_out;
+  const auto was_stopped = [&] {
+    const std::lock_guard lock(mutex);
+    return stopped.count(key) > 0;
+  };
+  if (!was_stopped()) result = compile_shared(compiler, text, object, scratch.path());
+  if (result.end == ProcessResult::timed_out) {
+    const std::lock_guard lock(mutex);
+    stopped.insert(key);
+  }
   std::string code;
   if (result.end == ProcessResult::finished && result.status == 0 &&
       std::filesystem::is_regular_file(object)) {
@@ -141,7 +157,7 @@ static void* load(const std::string& key, const std::string& source, const HostC
                   bool& cached) {
   const std::string dir = kernel_cache_dir();
   const std::string kept = env_or_empty("BRRR_KEEP_SOURCE") == "1" ? dir + "/" + key + ".cpp" : "";
-  if (!kept.empty()) write_source(kept, source);
+  if (!kept.empty()) write_source(dir, kept, source);
   cached = true;
   if (void* library = find_cached(dir, key)) return library;
   const BuildLock alone(dir, key);

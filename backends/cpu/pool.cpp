@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <utility>
 
 #include "core/backend.h"
+#include "core/signals.h"
 
 namespace brrr::cpu {
 namespace {
@@ -138,24 +138,6 @@ void pin(pthread_t thread, int cpu) {
   CPU_SET(cpu, &set);
   pthread_setaffinity_np(thread, sizeof set, &set);  // unpinned is only slower
 }
-
-// Threads started while it lives leave the process's signals to those of the user: one that these
-// block, to wait for it, would end the process here. Not what a thread brings on itself, nor what
-// profilers send.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS, SIGTRAP, SIGPROF})
-      sigdelset(&all, own);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 struct Worker {
   Signal go, done;

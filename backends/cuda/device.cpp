@@ -53,14 +53,15 @@ OpenDevice* open() {
 
 OpenDevice& device() {
   // What failed once fails alike ever after: a loop may ask for every tensor.
-  static const auto result = [] {
-    std::pair<OpenDevice*, std::string> r{};
+  static const auto& result = *[] {
+    auto* const made = new std::pair<OpenDevice*, std::string>;  // Never destroyed.
+    auto& r = *made;
     try {
       r.first = open();
     } catch (const Error& e) {
       r.second = e.what();
     }
-    return r;
+    return made;
   }();
   if (!result.first) throw Error(result.second);
   return *result.first;

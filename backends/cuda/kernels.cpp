@@ -62,12 +62,7 @@ std::string machine_code(const Driver& driver, const std::string& text, const ch
       driver.compile(program_of(text).c_str(), name, major, minor, &image, &bytes);
   if (failure) fail("cuda: kernel {} does not compile: {}", name, failure);
   std::string code(image, bytes);
-  try {
-    jit::publish_kernel(dir, key, code);
-  } catch (const Error& e) {  // It is here all the same: only the next process has to compile.
-    static std::once_flag said;
-    std::call_once(said, [&] { std::fprintf(stderr, "brrr: %s\n", e.what()); });
-  }
+  jit::try_to_publish(dir, key, code);
   return code;
 }
 

@@ -9,6 +9,7 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
 #include "core/check.h"
+#include "core/signals.h"
 
 namespace brrr {
 
@@ -49,7 +50,10 @@ KernelModule* build(const KernelSource& source, bool& cached) {
     kept[k] = found;
   };
   std::vector<std::future<void>> others;  // In a thread each, as far as there are threads.
-  for (size_t k = 1; k < n; ++k) others.push_back(std::async(make, k));
+  {
+    const SignalsBlocked blocked;
+    for (size_t k = 1; k < n; ++k) others.push_back(std::async(make, k));
+  }
   if (n) make(0);
   for (std::future<void>& run : others) run.get();
   std::unique_ptr<KernelModule, decltype(&unload)> made(new KernelModule{std::move(texts)}, unload);

@@ -63,6 +63,7 @@ void GptOptions::add_data() {
       "batches of one, spread over the validation part (0: all of it)", whole_number(0));
   add("--sample", sample, "tokens to sample at the end", whole_number(0));
   plain("--prompt", prompt, "what they go on from (default: a new line)");
+  needs("--prompt", "--sample");
   add("--temperature", temperature, "0 takes the likeliest token", real_number(0));
   add("--top-k", top_k, "only the k likeliest tokens (0: all)", whole_number(0));
   add("--top-p", top_p, "only the likeliest that together reach this probability",

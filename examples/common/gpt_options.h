@@ -13,7 +13,7 @@ struct GptOptions : TrainingOptions {
   std::string dtype = "float32", data, tokenizer, vocab, merges, prompt;
   brrr::models::GPTOptions model = {.block = 32, .layers = 2, .heads = 4, .width = 64};
   int64_t warmup = -1;  ///< -1 on the command line: 5 % of the steps.
-  int64_t eval_batches = 200, sample = 0, top_k = 0, verify_every = 0;
+  int64_t eval_batches = 200, sample = 0, top_k = 0;
   double weight_decay = 0.1, clip = 1.0, temperature = 0.8, top_p = 1.0;
   bool check_numerics = false;
 

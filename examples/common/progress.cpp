@@ -46,6 +46,7 @@ static std::ofstream open_lines(const TrainingOptions& o, int64_t step) {
   std::ofstream log(o.log, std::ios::app);
   BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
   if (o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
+    log << '\n' << std::flush;  // What a disk that is full refuses now, not a line later.
     std::filesystem::resize_file(o.log, 0);
   }
   return log;
@@ -68,6 +69,7 @@ RunLog::RunLog(const TrainingOptions& o, int64_t first) : options_(o), next_(fir
   if (brrr::dist::rank() > 0) return;
   if (!o.loss_csv.empty()) losses_ = open_losses(o, first);
   if (!o.log.empty()) lines_ = open_lines(o, first);
+  flush();  // Throws before the first step.
 }
 
 RunLog::~RunLog() {

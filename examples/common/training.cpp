@@ -227,6 +227,9 @@ void Training::restore(brrr::models::Module& model, brrr::Stateful* data) {
     BRRR_CHECK(!schedule || schedule->steps() == step,
                "--resume {}: it is of step {}, its learning rate of step {}: it is damaged",
                options_.resume, step, schedule->steps());
+    BRRR_CHECK(!data || batches() == step,
+               "--resume {}: it is of step {}, its data at batch {}: it is damaged",
+               options_.resume, step, batches());
     fmt::print("resumed {} at step {}\n", options_.resume, step);
     return;
   }
@@ -237,10 +240,20 @@ void Training::restore(brrr::models::Module& model, brrr::Stateful* data) {
   fmt::print("begins with the weights of {}, made in {} steps\n", options_.init, weights.step);
 }
 
+// Of gradients that processes keep apart only their owner knows.
+std::string Training::first_bad() const {
+  namespace dist = brrr::dist;
+  std::string bad = brrr::models::first_nonfinite(*parts_.model);
+  const brrr::Tensor found = dist::all_gather(brrr::full({1}, bad.empty() ? 0 : 1));
+  const int owner = static_cast<int>(found.argmax(0).item<int64_t>());
+  if (dist::size() > 1) bad = dist::broadcast_text(bad, owner);
+  return bad.empty() ? "the parameters and their gradients are finite" : "first " + bad;
+}
+
 double Training::finite_loss(RunLog& log, int64_t at) const {
   const double loss = log.read();
-  BRRR_CHECK(std::isfinite(loss), "the loss is {}{} by step {}; first {}; try a smaller --lr", loss,
-             log.where(), at, brrr::models::first_nonfinite(*parts_.model));
+  BRRR_CHECK(std::isfinite(loss), "the loss is {}{} by step {}: {}; try a smaller --lr", loss,
+             log.where(), at, first_bad());
   return loss;
 }
 
@@ -323,7 +336,10 @@ int Training::train() {
   BRRR_CHECK(o.kernels.empty() || o.end() - step > 1,
              "--kernels: they are built in the second of a run's steps, and this one has {}",
              std::max<int64_t>(0, o.end() - step));
-  std::vector<std::string> options = {fmt::format("--stop-at {}", o.stop_at),
+  std::vector<std::string> options = {"--mode " + o.mode,
+                                      fmt::format("--verify-every {}", o.verify_every),
+                                      fmt::format("--eval-every {}", o.eval_every),
+                                      fmt::format("--stop-at {}", o.stop_at),
                                       fmt::format("--save-every {}", o.save_every),
                                       o.checkpoint.empty() ? "nothing to save" : "a file to save"};
   for (const auto& [name, value] : o.kept()) options.push_back("--" + name + " " + value);

@@ -18,7 +18,7 @@ struct TrainingOptions : CommandLine {
   std::string mode = "graph", device = "cpu", checkpoint, loss_csv, log, kernels;
   std::string shard = "none";
   int64_t steps = 0, batch = 0, accumulate = 1, seed = 1;
-  int64_t stop_at = 0, save_every = 0, eval_every = 500, log_every = 0;
+  int64_t stop_at = 0, save_every = 0, eval_every = 500, log_every = 0, verify_every = 0;
   double lr = 0;
   bool explain = false;
 
@@ -152,6 +152,8 @@ class Training {
   virtual double advance(RunLog& log, bool look) = 0;
   /// The last loss, of that step; throws if it is not finite: the run has gone wrong.
   double finite_loss(RunLog& log, int64_t at) const;
+  /// The model's first bad tensor, in words; a call of all processes.
+  std::string first_bad() const;
   /// The figure that tests give, and how it is called and written.
   virtual double test() = 0;
   struct Unit {
@@ -165,6 +167,8 @@ class Training {
   virtual brrr::DType compute_dtype() const { return brrr::kFloat32; }
   /// The last test, as a line of the summary.
   virtual std::string result() = 0;
+  /// Taken from the data so far.
+  virtual int64_t batches() const = 0;
   /// Of what it trains on: all processes must have the same.
   virtual uint64_t data_hash() const = 0;
 

@@ -47,7 +47,7 @@ struct Character {
 };
 
 Character character(std::string_view text, size_t at) {
-  static const std::vector<Class> classes = make_classes();
+  static const auto& classes = *new std::vector<Class>(make_classes());
   const CodePoint c = decode_utf8(text, at);
   return {c.value < classes.size() ? classes[c.value] : Class::Other, at + c.length};
 }

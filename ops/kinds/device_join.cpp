@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/context.h"
+#include "core/signals.h"
 #include "ops/kinds/device_exchange.h"
 
 namespace brrr::dist {
@@ -39,6 +40,7 @@ void check_own_gpus(const std::vector<Said>& all) {
 // much to do goes on with exchanges.
 void watch() {
   static std::mutex& looking = *new std::mutex;
+  const SignalsBlocked blocked;
   std::thread([] {
     using Clock = std::chrono::steady_clock;
     Exchange& e = Exchange::get();

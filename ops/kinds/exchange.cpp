@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/check.h"
+#include "core/signals.h"
 
 namespace brrr::dist {
 
@@ -45,7 +46,10 @@ void Exchange::begin() {
   }
   const char* check = std::getenv("BRRR_DIST_CHECK");
   check_ = check && *check && *check != '0';
-  std::thread([this] { run_thread(); }).detach();
+  {
+    const SignalsBlocked blocked;
+    std::thread([this] { run_thread(); }).detach();
+  }
   auto joined = joined_.get_future();
   const std::chrono::duration<double> limit(limit_s_);
   if (joined.wait_for(limit) != std::future_status::ready) {

@@ -27,8 +27,7 @@ static const OpDef& times_row() {
 // Runs the gradient on symbols once, to learn which operands it really needs.
 void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   row->gradient_row = true;
-  row->own_name_ = fmt::format("{}.grad{}", name, i);
-  row->name = row->own_name_.c_str();
+  row->name = strdup(fmt::format("{}.grad{}", name, i).c_str());
   Statements list;
   SymScope scope(list, kFloat32);
   Sym in[kMaxOperands];

@@ -185,7 +185,6 @@ class PointwiseOp : public OpDef {
     attach_gradient(i, row);
   }
   void attach_gradient(int i, PointwiseOp* row);
-  std::string own_name_;
 };
 
 /// A pointwise row that is also instantiated for int64 and int32.

@@ -13,6 +13,8 @@
 // From the lambdas come the CPU's vector kernels, the float64 oracle, the differentiable form and
 // the tests. See ops/vocabulary/row.h for what they may say.
 
+#include <cstring>
+
 #include "ops/kinds/row_info.h"
 #include "ops/kinds/row_lanes.h"
 #include "ops/kinds/row_readings.h"
@@ -234,7 +236,7 @@ class RowOp : public OpDef {
     info.names = std::move(operands);
     add_gradient<F, Joined<G...>, O...>();
   }
-  RowInfo info;
+  RowInfo& info = *new RowInfo;  // For ever: threads use rows while the process ends.
 
   /// The first result, the rows being the last dim. Operands are tensors, of a Scalar numbers; the
   /// place of every Id counts. Throws brrr::Error for operands that do not fit.
@@ -248,11 +250,8 @@ class RowOp : public OpDef {
     Given(double x) : number(x) {}          // NOLINT(google-explicit-constructor)
   };
   Tensor run(std::initializer_list<Given> operands) const;
-  RowOp(std::string own_name, const char* d)
-      : OpDef("", d, {.kind = OpKind::Composite, .gradient_row = true}),
-        own_name_(std::move(own_name)) {
-    name = own_name_.c_str();
-  }
+  RowOp(const std::string& own_name, const char* d)
+      : OpDef(strdup(own_name.c_str()), d, {.kind = OpKind::Composite, .gradient_row = true}) {}
   template <class F, Operand... O> void define() {
     using Kernels = lanes::RowKernels<F, O...>;
     static_assert(sizeof...(O) <= kMaxRowOperands, "too many operands of a row op");
@@ -328,7 +327,6 @@ class RowOp : public OpDef {
     for (const RowSym& r : made) ids.push_back(r.s.id);
     return ids;
   }
-  std::string own_name_;
   int inputs_ = 0, words_ = 1;
 };
 

@@ -54,7 +54,7 @@ struct RowTensor::Reading {
     for (int64_t d : x.along()) here *= x.t.size(d);
     const Tensor all = brrr::sum(x.t, x.along(), true);
     // Not 0 times what may be infinite.
-    if (x.rows->n == 0) return {full(all.sizes(), 0.0, all.dtype(), all.device()), x.rows};
+    if (x.rows->n == 0) return {where(full(all.sizes(), 0, kBool, all.device()), all, 0.0), x.rows};
     return {here == x.rows->n ? all : all * (length(x) / static_cast<double>(here)), x.rows};
   }
   template <class F> static RowTensor fold(const RowTensor& x, double identity) {

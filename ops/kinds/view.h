@@ -20,6 +20,12 @@ inline OutMeta& view_meta(OpCall& c, int k = 0) {
   return m;
 }
 
+/// reshape(), but the tensor itself where that has these sizes: while a view is there, writes to
+/// what it shows are refused.
+inline Tensor in_sizes(const Tensor& t, const IntList& sizes) {
+  return t.sizes() == sizes ? t : t.reshape(sizes);
+}
+
 /// What a view's row says.
 constexpr OpSpec view_spec(void (*infer)(OpCall&), void (*vjp)(VjpCall&)) {
   return {.kind = OpKind::View, .infer = infer, .vjp = vjp};

@@ -8,6 +8,7 @@
 #include "core/autocast.h"
 #include "core/check.h"
 #include "core/tensor_impl.h"
+#include "ops/kinds/view.h"
 #include "ops/library_ops.h"
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
@@ -214,8 +215,8 @@ Tensor inner_product(const Term& a, const Term& b, const Indices& batch, const I
     left.insert(0, sizes.product(batch));
     right.insert(0, sizes.product(batch));
   }
-  const Tensor x = in_order(a, batch + only_a + summed).reshape(left);
-  const Tensor y = in_order(b, batch + summed + only_b).reshape(right);
+  const Tensor x = in_sizes(in_order(a, batch + only_a + summed), left);
+  const Tensor y = in_sizes(in_order(b, batch + summed + only_b), right);
   return matmul(x, y).reshape(sizes.of(batch + only_a + only_b));
 }
 

@@ -145,7 +145,7 @@ struct GradientBucket {
   void wait() { on_gpu ? on_gpu->end() : Exchange::get().wait(*job); }
   // What a pass that threw has left: a sum under way is awaited first.
   void clear() noexcept {
-    if (arrived == members && arrived > 0) {
+    if (arrived == members) {
       on_gpu ? on_gpu->let_go() : Exchange::get().let_go(*job);
     }
     forget();

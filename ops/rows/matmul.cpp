@@ -7,6 +7,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/kinds/row_kernel.h"
+#include "ops/kinds/view.h"
 #include "ops/library_ops.h"
 #include "ops/rows/product_operands.h"
 #include "ops/view_ops.h"
@@ -303,7 +304,8 @@ Work product_work(const OpCall& c) {
 /// [rows, columns], the leading dims joined.
 Tensor as_matrix(const Tensor& t) {
   const IntList sizes = t.sizes();
-  return t.reshape({numel_of({sizes.data(), static_cast<size_t>(sizes.size() - 1)}), t.size(-1)});
+  const IntList leading(sizes.data(), static_cast<size_t>(sizes.size() - 1));
+  return in_sizes(t, {numel_of(leading), t.size(-1)});
 }
 
 void matmul_vjp(VjpCall& v) {

@@ -25,11 +25,13 @@ BRRR_DEVICE_FUNCTIONS(kDrawText,
   /* The first of n positions whose running sum exceeds a uniform share of the total, so that a
      weight of 0 is never drawn. The share may round up to the total: then the last positive one. */
   template <class Sums> BRRR_VX long drawn(const Sums& sum, long n, double total, double u) {
+    const double scale = total < 0x1p-900 ? 0x1p900 : 1;  /* Of a few smallest numbers. */
+    total *= scale;
     const double share = u * total;
     long low = 0, high = n - 1;
     while (low < high) {
       const long middle = (low + high) / 2;
-      const double to_here = sum(middle);
+      const double to_here = sum(middle) * scale;
       if (share >= total ? to_here < total : to_here <= share) low = middle + 1;
       else high = middle;
     }

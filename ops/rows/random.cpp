@@ -6,7 +6,6 @@
 #include "ops/kinds/pointwise.h"
 #include "ops/library_ops.h"
 #include "ops/rows/dropout.h"
-#include "ops/vocabulary/convert.h"
 
 namespace brrr {
 
@@ -62,16 +61,6 @@ void check_probability(const char* op, double p) {
 PointwiseCall& mask(PointwiseCall& c, double p, const IntList& sizes, DType dtype, Device device) {
   const DropoutRate rate(p);
   return c.make(sizes, dtype, device).add(rate.kept).add(rate.limit);
-}
-
-// As an element of a mask is.
-double rounded(double v, DType t) {
-  if (itemsize(t) != 2) return v;
-  auto x = static_cast<float>(v);
-  char held[2];
-  store_tile(t, held, 1, kFloat32, &x, 1);
-  load_tile(kFloat32, &x, t, held, 1, 1);
-  return x;
 }
 
 }  // namespace
@@ -143,8 +132,7 @@ Tensor dropout(const Tensor& x, double p, bool training) {
   check_probability("dropout", p);
   if (!training || p == 0) return x;
   const DropoutRate rate(p);
-  const double kept = rounded(rate.kept, x.dtype());
-  return PointwiseCall(dropout_row).add(x).add(kept).add(rate.limit).draw().run();
+  return PointwiseCall(dropout_row).add(x).add(rate.kept).add(rate.limit).draw().run();
 }
 
 }  // namespace brrr

@@ -159,7 +159,7 @@ Tensor Tensor::view(const IntList& sizes) const {
 
 Tensor Tensor::reshape(const IntList& wanted) const {
   const IntList sizes = resolve_sizes("reshape", wanted, *this);
-  if (sizes == this->sizes()) return *this;
+  if (sizes == this->sizes()) return alias(*this);
   IntList strides;
   if (view_strides(*impl(), sizes, strides)) return call(view_row, {*this}, sizes);
   return sole_view(call(view_row, {contiguous()}, sizes));
@@ -189,7 +189,7 @@ Tensor Tensor::transpose(int64_t a, int64_t b) const {
 
 Tensor Tensor::t() const {
   BRRR_CHECK(dim() <= 2, "t: takes a matrix, got {}; use transpose", describe(*this));
-  return dim() < 2 ? *this : transpose(0, 1);
+  return dim() < 2 ? alias(*this) : transpose(0, 1);
 }
 
 Tensor Tensor::expand(const IntList& wanted) const {
@@ -218,7 +218,7 @@ Tensor Tensor::unsqueeze(int64_t d) const {
 
 Tensor Tensor::squeeze(int64_t d) const {
   const int at = wrap_dim("squeeze", d, static_cast<int>(dim()));
-  if (dim() == 0 || size(at) != 1) return *this;
+  if (dim() == 0 || size(at) != 1) return alias(*this);
   IntList sizes = this->sizes();
   sizes.erase(at);
   return call(view_row, {*this}, sizes);
@@ -229,6 +229,7 @@ Tensor Tensor::flatten(int64_t start, int64_t end) const {
   const int a = wrap_dim("flatten", start, n), b = wrap_dim("flatten", end, n);
   BRRR_CHECK(a <= b, "flatten: start dim {} comes after end dim {}", start, end);
   if (n == 0) return reshape({1});
+  if (a == b) return *this;  // As in PyTorch.
   IntList sizes = this->sizes();
   for (int i = a; i < b; ++i) {
     sizes[a] *= sizes[a + 1];

@@ -181,6 +181,9 @@ BENCHMARK_CAPTURE(brrr_step, frozen, Way::Frozen)->Apply(batches);
 
 int main(int argc, char** argv) {
   try {
+    if (std::find(argv, argv + argc, std::string("--help")) != argv + argc) {
+      std::puts("bench_micro [--threads N] [--cpu N], 1 and the last one if not given, and\n");
+    }
     benchmark::Initialize(&argc, argv);  // Takes its own words.
     RunOptions o;
     for (Words words(argc, argv, /*all=*/true); words.next();) {

@@ -23,7 +23,7 @@ template <class Run> StepLimit step_limit(const Run& run, int steps) {
   for (const ProfileRow& row : profile.rows()) {
     const auto calls = static_cast<double>(row.calls);
     if (row.kind == "contraction") {
-      least.products_us += row.flops / limits.gflops() * 1e-3 / steps;
+      least.products_us += row.flops / limits.gflops_of(row.dtype) * 1e-3 / steps;
     } else if (row.bytes > 0) {
       least.bytes_us += row.bytes / limits.gb_per_second(row.bytes / calls) * 1e-3 / steps;
     }

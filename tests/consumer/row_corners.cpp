@@ -231,6 +231,8 @@ static int check_without_elements() {
   y.backward();
   CHECK(y.item<float>() == -INFINITY);
   CHECK(n.grad().item<float>() == -INFINITY);
+  const Tensor x = ones({2, 0}).set_requires_grad();
+  CHECK(grad({largest(x, n)}, {x})[0].sizes() == x.sizes());
   return 0;
 }
 

@@ -1,6 +1,8 @@
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
+#include <signal.h>
+
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -11,6 +13,7 @@
 #include "ops/kinds/exchange.h"
 #include "tests/dist/dist_cases.h"
 #include "tests/sanitizer.h"
+#include "tests/threads.h"
 
 // Of all threads. A sanitizer has its own.
 #if !BRRR_ASAN && !BRRR_TSAN
@@ -43,6 +46,10 @@ TEST_CASE("all_reduce: the sum in rank order, to the bit, in every dtype and siz
   for (int i = 0; i < 3; ++i) CHECK(same_bits(step(x), dist::all_reduce(x * 2.0) + 1.0));
   CHECK(step.stats().fallbacks == 0);
   CHECK(same_bits(dist::all_reduce(x.t()), dist::all_reduce(x).t().contiguous()));
+}
+
+TEST_CASE("exchanges: signals are left to the user's threads") {
+  if (!test::kThreadSanitizer) CHECK(test::threads_taking(SIGTERM) == 1);
 }
 
 TEST_CASE("all_gather, reduce_scatter, broadcast: values, views, errors") {
@@ -136,6 +143,14 @@ TEST_CASE("DataParallel: a model, a seed or an option that differs is named on e
     said = error_of([&] { dist::DataParallel ddp(b, {.accumulate = passes}); });
     CHECK_MESSAGE(said.find("accumulate must be from 1") != std::string::npos, said);
   }
+}
+
+TEST_CASE("check_alike: a line may have an end of line in it") {
+  dist::check_alike("the lines", {"a\nb", "c"});
+  const std::string said = error_of([] {
+    dist::check_alike("the lines", {dist::rank() == 1 ? "a\nx" : "a\nb", "c"});
+  });
+  if (ranks() > 1) CHECK(said == "the lines differ: rank 0 has a\nb, rank 1 has a\nx");
 }
 
 TEST_CASE(

@@ -157,6 +157,16 @@ TEST_CASE("zz fault: a collective of its own while the others are in a bucket") 
   sleep_s(2);  // Whoever ends first ends the other.
 }
 
+TEST_CASE("zz fault: a step that one rank alone verifies") {
+  const bool verifies = dist::rank() == 0;
+  models::Linear model(2, 2);
+  dist::DataParallel ddp(model);
+  auto step = brrr::step(
+      [&](const Tensor& x) { ddp(x).sum().backward(); },
+      StepOptions{.mode = verifies ? Mode::Graph : Mode::Eager, .verify_every = verifies ? 1 : 0});
+  step(ones({1, 2}));
+}
+
 TEST_CASE("zz fault: the last one has ended its program, and all others miss it") {
   if (dist::rank() == dist::size() - 1) return;
   const std::string said = error_of([] { dist::all_reduce(ones({3})); });

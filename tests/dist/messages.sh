@@ -52,6 +52,8 @@ collectives_that_differ() {
     BRRR_DIST_CHECK=1 BRRR_DIST_LIMIT=2 ends 15 "waited 2 s for rank $which .BRRR_DIST_LIMIT sets" \
       "$tests" --test-case="zz fault: a collective*"
   done
+  BRRR_DIST_LIMIT=2 ends 15 "verify_every, which with its mode has to be alike on all ranks" \
+    "$tests" --test-case="zz fault: a step*"
 }
 
 # What the programs find wrong. The first process says what all have; one's own is kept.
@@ -85,14 +87,16 @@ loss() {
 threads() {
   count='"$0" "$@" >/dev/null & sleep 2; grep Threads "/proc/$!/status"; kill -9 $!; exit 0'
   count_of() {
-    bash "$here/launch.sh" "$mpirun" 2 env -u BRRR_NUM_THREADS bash -c "$count" "$bin/train_mlp" \
-      --steps 10000000 --log-every 10000000 --eval-every 0 --images 500 --threads "$1" \
-      >"$work/ranks" 2>&1 || true
+    bash "$here/launch.sh" "$mpirun" 2 env "${2:--uBRRR_NUM_THREADS}" bash -c "$count" \
+      "$bin/train_mlp" --steps 10000000 --log-every 10000000 --eval-every 0 --images 500 \
+      --threads "$1" >"$work/ranks" 2>&1 || true
     sed -n 's/Threads:[^0-9]*//p' "$work/ranks" | sort -n | tail -1
   }
   one=$(count_of 1) five=$(count_of 5)
   (( five == one + 4 )) || fail "--threads 1: $one threads, --threads 5: $five"
   echo "--threads 5: four threads more than --threads 1"
+  none=$(count_of 0) empty=$(count_of 0 BRRR_NUM_THREADS=)
+  (( none == empty )) || fail "BRRR_NUM_THREADS=: $empty threads, without it $none"
 }
 
 # Launchers share no folder, and leave none.

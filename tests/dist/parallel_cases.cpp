@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <thread>
 
@@ -288,6 +289,16 @@ TEST_CASE("DataParallel: the norm of parts has the bits of the whole one's") {
     }
   }
   if (ranks() == 2 && default_device() == kCPU) check(chunk * chunk + 1, kFloat32);
+}
+
+TEST_CASE("first_nonfinite: of gradients that ranks keep apart, an owner's") {
+  Two model;
+  dist::DataParallel ddp(model, {.shard_gradients = true});
+  CHECK(models::first_nonfinite(model).empty());
+  ddp(full({1, 2}, std::numeric_limits<double>::infinity())).sum().backward();
+  const std::string bad = models::first_nonfinite(model);
+  CHECK((bad.empty() || bad.starts_with("a.weight.grad, float32[")));
+  CHECK(dist::all_reduce(tensor(bad.empty() ? 0.0 : 1.0)).item<double>() > 0);
 }
 
 TEST_CASE("DataParallel: a step with sharded gradients and clipping moves 2 (N - 1) / N of them") {

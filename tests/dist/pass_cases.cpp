@@ -375,7 +375,7 @@ TEST_CASE("DataParallel: a pass that is given up, or an evaluation, keeps no oth
   const Tensor drawn = rand({3});
   CHECK(same_bits(dist::broadcast(drawn), drawn));
   const Tensor first = evaluated(x).sum(), second = ddp(x).sum();
-  CHECK(error_of([&] { first.backward(); }).find("one at a time") != std::string::npos);
+  CHECK(error_of([&] { first.backward(); }).find("under NoGradGuard") != std::string::npos);
   judged.zero_grad();
   opt.zero_grad();
   second.backward();

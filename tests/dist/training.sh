@@ -68,12 +68,20 @@ fi
 (( SECONDS - begin < 20 )) || fail "ended only after $((SECONDS - begin)) s"
 echo "a diverging run: $(grep "^brrr: rank" "$work/ranks")"
 
+# Gradients that went bad are named by their owner.
+if ranks 2 "${gpt[@]}" --lr 1e30 --shard gradients >"$work/ranks" 2>&1; then
+  fail "a run with gradients that are not finite ended well"
+fi
+grep -q "the norm of the gradients nan: first [a-z0-9_.]*.grad, float32" "$work/ranks" ||
+  { cat "$work/ranks"; fail "nobody says which gradient is bad"; }
+echo "bad gradients: $(grep "^brrr: rank" "$work/ranks")"
+
 # What is to happen at other steps, or only on some ranks, is named before the first one.
 odd='if [[ ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}} == 1 ]]; then exec "$@"; else exec "${@:1:$#-2}"; fi'
-for option in "--stop-at 3" "--save-every 2" "--save $work/odd.ck"; do
+for option in "--stop-at 3" "--save-every 2" "--save $work/odd.ck" "--eval-every 3" "--mode eager"; do
   read -ra words <<<"$option"
   common=() && [[ "$option" != --save-every* ]] || common=(--save "$work/odd.ck")
-  if ranks 2 bash -c "$odd" "" "$bin/train_mlp" --images 500 --steps 9 --mode eager "${common[@]}" \
+  if ranks 2 bash -c "$odd" "" "$bin/train_mlp" --images 500 --steps 9 "${common[@]}" \
     "${words[@]}" >"$work/ranks" 2>&1; then
     fail "$option on one rank: the run ended well"
   fi

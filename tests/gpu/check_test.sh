@@ -378,13 +378,25 @@ other_commands() {
   verb=lab check_brrr 2 --wrong=1
   says "brrr lab: unknown option --wrong=1"
   check "nothing is configured" test ! -e "$tree/configured.txt"
+  verb=lab check_brrr 2 -w
   have_python || return 0
+  verb=bench check_brrr 2 --outside --wrong=1
+  says "brrr bench --outside: unknown option --wrong=1"
+  check "nothing is configured" test ! -e "$tree/configured.txt"
   verb=bench check_brrr 2 --outside --scale 1e308
   says "for --scale at most 1e+06"
 }
 
+paths() {
+  fresh paths
+  mkdir -p "$tree/there" "$tree/build/release/bin"
+  printf '#!/usr/bin/env bash\ntouch "$2"\n' | script "$tree/build/release/bin/lab"
+  said="$(cd "$tree/there" && PATH="$tree/fake:$PATH" ../brrr lab --out page 2>&1)"
+  check "a path is taken from where the user stands" test -e "$tree/there/page"
+}
+
 for case in no_card no_module skipped all_well failing_figure over_limit resume stopped \
-  brought_out carried prefix other_commands; do
+  brought_out carried prefix other_commands paths; do
   "$case"
 done
 have_python || echo "no python3: RESULTS.md and the peers were not looked at"
