@@ -151,7 +151,7 @@ static std::string reason(const Recording& r, const Schedule& s, const Target& t
                           uint32_t b) {
   if (folds_alone(r, s.groups[a]) || folds_alone(r, s.groups[b])) {
     return "such a fold has a kernel of its own: of integers, of dims that are apart, of rows too "
-           "short, too long or too few, a mean of columns";
+           "short, too long or too few";
   }
   const Part &x = s.groups[a].parts[0], &y = s.groups[b].parts[0];
   Domain domain;

@@ -65,9 +65,7 @@ Rows reduced_rows(const Recording& r, const Target& target, const Instr& i) {
   if (!is_floating(x.dtype) || !is_floating(y.dtype) || changes > 1) return {};
   if (last == 1 && kept == 1) return {1, reduced};
   if (last == 1) return if_worth_it({kept, reduced}, target.longest_row);
-  const bool finishes = i.op->reduction->kernels[compute_index(compute_type(x.dtype))].finish;
-  return changes == 1 && !finishes ? if_worth_it({reduced, kept}, target.longest_row, true)
-                                   : Rows{};
+  return changes == 1 ? if_worth_it({reduced, kept}, target.longest_row, true) : Rows{};
 }
 
 Rows rows_of(const Recording& r, const Target& target, const Instr& i) {

@@ -256,10 +256,16 @@ TEST_CASE("row fusion: dims of one element, every other dim, means over rows") {
     const Tensor t = y * 2.0;
     return Tensors{t.sum({0, 2}), t.sum({1}), t.sum({0, 1}), t.sum({2})};
   });
-  kernels([&] {
+  const auto finished = [&] {
     const Tensor t = z * 2.0;
-    return Tensors{t.mean({0}), norm(t, {0}), t.sum({0}), logsumexp(t, {0}), t};
-  });
+    return Tensors{t.mean({0}), norm(t, {0}), t.sum({0}), t};
+  };
+  CHECK(kernels(finished) == 1);
+  kernels([&] { return Tensors{logsumexp(z * 2.0, {0}), (z.to(kFloat64) * 2.0).mean({0})}; });
+  CHECK(kernels([&] {  // What users write.
+          const Tensor d = z - z.mean({0}, true);
+          return Tensors{d * rsqrt(square(d).mean({0}, true) + 1e-5)};
+        }) == 4);
 }
 
 TEST_CASE("row fusion: a whole tensor of any length, with what comes of its sum") {
@@ -350,13 +356,12 @@ TEST_CASE("row fusion: explain() says why neighbours are not one kernel") {
   CHECK(columns.find("known only after all rows") != std::string::npos);
   const std::string part = told([](const Tensor& x) { return exp(x).slice(0, 0, 10) * 2.0 + 1.0; });
   CHECK(part.find("one walks over [64, 32], the other over [10, 32]") != std::string::npos);
-  // A mean of columns has a kernel of its own, before a generated one and behind it.
+  // A sum of integers has a kernel of its own, before a generated one and behind it.
   const std::string before =
-      told([](const Tensor& x) { return square(x - x.mean({0}, true)) * 2.0; });
-  CHECK(before.find("apart from mean, 128 bytes between them: such a fold") != std::string::npos);
-  const std::string behind = told([](const Tensor& x) { return (exp(x) * 2.0).mean({0}); });
-  CHECK(behind.find("apart from exp mul, 8192 bytes between them: such a fold") !=
-        std::string::npos);
+      told([](const Tensor& x) { return square(x - gt(x, 0.0).sum({0}, true)) * 2.0; });
+  CHECK(before.find("apart from sum, 256 bytes between them: such a fold") != std::string::npos);
+  const std::string behind = told([](const Tensor& x) { return gt(exp(x) * 2.0, 1.0).sum({0}); });
+  CHECK(behind.find("2048 bytes between them: such a fold") != std::string::npos);
   const std::string one = told([](const Tensor& x) { return exp(x) * 2.0 + 1.0; });
   CHECK(one.find("apart from ") == std::string::npos);
 }

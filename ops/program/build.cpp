@@ -140,6 +140,9 @@ class Builder {
     const auto fold = to.stride[p_.space.ndim - 1] ? Statement::FoldRows : Statement::Fold;
     SymScope scope(p_.statements, s.compute);
     Statement count{Statement::Length, s.compute};
+    if (fold == Statement::FoldRows) {
+      count = {Statement::Constant, s.compute, -1, std::to_string(p_.space.numel() / p_.row)};
+    }
     if (s.in.size() > 1) count = {Statement::Number, s.compute, ~s.in[1]};
     result(s, 0, info.symbols(x, fold, count, s.map, s.finish), s.compute);
   }
