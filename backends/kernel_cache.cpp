@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char scratch_prefix[] = "build.", private_prefix[] = "brrr-kernels-";
+constexpr char scratch_prefix[] = "build.", private_prefix[] = "brrr-process-kernels-";
 constexpr size_t key_length = 32;
 constexpr mode_t writable_by_others = S_IWGRP | S_IWOTH;
 
@@ -83,7 +83,8 @@ void remove_left(const std::string& temp) {
   for (fs::directory_iterator it(temp, error), end; !error && it != end; it.increment(error)) {
     struct stat info;
     const fs::path& path = it->path();
-    if (!path.filename().string().starts_with(private_prefix)) continue;
+    const std::string name = path.filename();  // As mkdtemp makes them.
+    if (!name.starts_with(private_prefix) || name.size() != sizeof private_prefix + 5) continue;
     if (lstat(path.c_str(), &info) != 0 || info.st_uid != geteuid() || info.st_mtime > old)
       continue;
     const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

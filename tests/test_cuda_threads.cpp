@@ -82,7 +82,8 @@ TEST_CASE("cuda step: who compiles its kernels leaves signals to the user's thre
   int most = 0;
   auto look = std::make_unique<SignalsBlocked>();
   std::thread looks([&] {
-    while (!built) most = std::max(most, threads_taking(SIGTERM));
+    do most = std::max(most, threads_taking(SIGTERM));
+    while (!built);
   });
   look.reset();
   auto step = brrr::step(  // Kernels that do not join, so that there is a thread for one.

@@ -195,6 +195,7 @@ TEST_CASE("jit: a directory that others can write to is not used") {
 }
 
 TEST_CASE("jit: that the disk has no room is told in the same words every time") {
+  { const Built found(source_of(1)); }  // The compiler: what it says of itself needs room, too.
   const TempCache cache;
   rlimit before;
   REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);

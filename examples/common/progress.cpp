@@ -46,7 +46,7 @@ static std::ofstream open_lines(const TrainingOptions& o, int64_t step) {
   std::ofstream log(o.log, std::ios::app);
   BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
   if (o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
-    log << '\n' << std::flush;  // What a disk that is full refuses now, not a line later.
+    log << '\n' << std::flush;  // A full disk is found out now, not at the first line.
     std::filesystem::resize_file(o.log, 0);
   }
   return log;

@@ -339,6 +339,7 @@ int Training::train() {
   std::vector<std::string> options = {"--mode " + o.mode,
                                       fmt::format("--verify-every {}", o.verify_every),
                                       fmt::format("--eval-every {}", o.eval_every),
+                                      fmt::format("--log-every {}", o.log_every),
                                       fmt::format("--stop-at {}", o.stop_at),
                                       fmt::format("--save-every {}", o.save_every),
                                       o.checkpoint.empty() ? "nothing to save" : "a file to save"};

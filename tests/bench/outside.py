@@ -37,8 +37,8 @@ def run(case, mode, steps, options, log):
     words = [str(ROOT / "build/release/bin" / command[0]), *command[1:], "--mode", mode, "--threads",
              "1", "--steps", str(steps), "--log-every", str(max(1, steps // 20)), "--log", log]
     begin = time.monotonic()
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          stdin=subprocess.DEVNULL,
+    done = subprocess.run(words, cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           preexec_fn=lambda: os.sched_setaffinity(0, {options.cpu}))
     seconds = time.monotonic() - begin
     if done.returncode:

@@ -111,9 +111,9 @@ inline void rows_part(Report& report) {
       {"layer norm", "layer_norm", 1, 85},
       {"layer norm's backward, weights too", "layer_norm_backward", 2, 80}};
   constexpr std::size_t bytes = RowSteps::rows * RowSteps::width * sizeof(float), times = 4;
-  // All from memory: a third cache of hundreds of MB keeps 64 MB from call to call, but not what
-  // other kernels of a step follow upon. So each call is after a walk over 1 GB, and the streams
-  // are of arrays that many times as large.
+  // All from memory: a third cache of hundreds of MB keeps the streams' 64 MB from pass to pass,
+  // but not a step's, whose kernels drive out each other's. So each call follows a walk over 1 GB,
+  // and the streams are of arrays `times` as large.
   const Tensor others = ones({1 << 28});
   RowSteps eager(Mode::Eager), graph(Mode::Graph);
   for (int which = 0; which < 3; ++which) {

@@ -13,6 +13,8 @@ namespace brrr::dist_cases {
 
 using test::error_of;
 
+extern int threads_before_init;  // That take SIGTERM.
+
 inline int64_t ranks() { return dist::size(); }
 
 // Rank r's tensor of a series: nothing that adds up exactly.

@@ -3,10 +3,18 @@
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
+#include <signal.h>
+
 #include <cstdlib>
 #include <string_view>
 
+#include "tests/dist/dist_cases.h"
+#include "tests/threads.h"
+
+int brrr::dist_cases::threads_before_init = 0;
+
 int main(int argc, char** argv) {
+  brrr::dist_cases::threads_before_init = brrr::test::threads_taking(SIGTERM);
   brrr::dist::init();
   // Rank 1 has a batch less than the others, who do not catch what they are told.
   if (argc == 2 && std::string_view(argv[1]) == "--leave") {

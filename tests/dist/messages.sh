@@ -96,7 +96,7 @@ threads() {
   (( five == one + 4 )) || fail "--threads 1: $one threads, --threads 5: $five"
   echo "--threads 5: four threads more than --threads 1"
   none=$(count_of 0) empty=$(count_of 0 BRRR_NUM_THREADS=)
-  (( none == empty )) || fail "BRRR_NUM_THREADS=: $empty threads, without it $none"
+  [[ -n "$none" && "$none" == "$empty" ]] || fail "BRRR_NUM_THREADS=: $empty threads, without it $none"
 }
 
 # Launchers share no folder, and leave none.

@@ -78,7 +78,8 @@ echo "bad gradients: $(grep "^brrr: rank" "$work/ranks")"
 
 # What is to happen at other steps, or only on some ranks, is named before the first one.
 odd='if [[ ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}} == 1 ]]; then exec "$@"; else exec "${@:1:$#-2}"; fi'
-for option in "--stop-at 3" "--save-every 2" "--save $work/odd.ck" "--eval-every 3" "--mode eager"; do
+for option in "--stop-at 3" "--save-every 2" "--save $work/odd.ck" "--eval-every 3" "--log-every 3" \
+  "--mode eager"; do
   read -ra words <<<"$option"
   common=() && [[ "$option" != --save-every* ]] || common=(--save "$work/odd.ck")
   if ranks 2 bash -c "$odd" "" "$bin/train_mlp" --images 500 --steps 9 "${common[@]}" \

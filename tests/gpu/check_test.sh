@@ -391,7 +391,8 @@ paths() {
   fresh paths
   mkdir -p "$tree/there" "$tree/build/release/bin"
   printf '#!/usr/bin/env bash\ntouch "$2"\n' | script "$tree/build/release/bin/lab"
-  said="$(cd "$tree/there" && PATH="$tree/fake:$PATH" ../brrr lab --out page 2>&1)"
+  status=0
+  said="$(cd "$tree/there" && PATH="$tree/fake:$PATH" ../brrr lab --out page 2>&1)" || status=$?
   check "a path is taken from where the user stands" test -e "$tree/there/page"
 }
 
