@@ -2,6 +2,7 @@
 // What the processor can do: loops that measure how fast bytes and multiply-adds go at best.
 
 #include <cstddef>
+#include <functional>
 
 #include "core/device.h"
 
@@ -17,9 +18,12 @@ inline constexpr size_t kNearBytes = size_t{4} << 20;
 
 /// Adds n_reads float32 arrays (1 to 8) of `bytes`, at least 1024, into one output array (n_reads
 /// == 1: copies): what a fused pointwise kernel with these streams takes when its arithmetic costs
-/// nothing. On this thread, or with all threads of the pool; from kNearBytes on by the better of
-/// plain stores and those that go past the caches, which only lose below.
-StreamTime stream_like(int n_reads, size_t bytes, bool gang = false);
+/// nothing. On this thread, or with all threads of the pool; from kNearBytes on by the best of
+/// plain stores, those that go past the caches, which only lose below, and these with lines asked
+/// for ahead of time. `before`, if any, is called before each pass that counts, outside of its
+/// time.
+StreamTime stream_like(int n_reads, size_t bytes, bool gang = false,
+                       const std::function<void()>& before = {});
 
 /// Multiply-adds of float32 of one core in registers, two operations each, in GFLOP/s.
 double fma_peak_gflops();

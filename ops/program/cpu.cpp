@@ -12,8 +12,8 @@ namespace {
 // Bytes that every row reads again, up to which the prefetcher keeps up by itself. Beside a first
 // level of 48 KB asking takes a fifth longer with 8 KB of them, and not asking up to twice as long
 // with 32; beside one of 32 KB not asking takes a sixth longer with 8 KB already. Asking near by is
-// always worth it.
-int64_t reread_limit() { return asks_near() ? 0 : prefetch_level() == 1 ? 16 << 10 : 4 << 10; }
+// always worth it, with none of them too.
+int64_t reread_limit() { return asks_near() ? -1 : prefetch_level() == 1 ? 16 << 10 : 4 << 10; }
 
 // A walk over elements.
 class Text : public CpuText {
@@ -64,25 +64,35 @@ class Text : public CpuText {
     }
   }
 
-  // Twice, because some lines are late the first time: from memory, then into the level they are
-  // used from. Where that is the first, lines of several streams are early enough 4 KB ahead, and
-  // asking more often delays them (gelu(x w + b) + r, rows of 4096: 5.3 and 4.2 ms for 64 MB).
+  // Lines of several streams are early enough near by in the first level, and asking more often
+  // delays them (gelu(x w + b) + r, rows of 4096: 5.3 and 4.2 ms for 64 MB).
   void at_body(int unroll) override {
-    const int level = prefetch_level();
-    std::vector<std::pair<int, int64_t>> asks = {{2, 2 * kAhead}, {level, kAhead}};
-    if (asks_near()) {
-      asks = {{level, kAhead / 8}};
-    } else if (level == 1 && ahead_.size() > 1) {
-      asks = {{level, kAhead / 2}};
+    const Ahead one = ahead_of_one_stream();
+    const bool several = prefetch_level() == 1 && ahead_.size() > 1;
+    const auto bytes_of = [&](int w) { return 16 * unroll * window(w).item(); };
+    // Before all else: lines of one stream before the next one's page took a twentieth longer.
+    for (int w : ahead_) {
+      if (several && asks_near()) ask_page(w, bytes_of(w));
     }
-    for (const auto& [to, distance] : asks) {
-      for (int w : ahead_) {
-        const int64_t bytes = 16 * unroll * window(w).item();
-        for (int64_t line = 0; line < bytes; line += 64) {
-          print("prefetch<{}>((const char*)(p{} + i) + {});\n", to, w, distance + line);
-        }
-      }
+    for (int w : ahead_) {
+      const int64_t bytes = bytes_of(w);
+      if (!several) ask(w, 2, one.second, bytes);
+      ask(w, prefetch_level(), !several ? one.used : asks_near() ? kAhead / 8 : kAhead / 2, bytes);
     }
+  }
+  // So many bytes of a stream, so many ahead.
+  void ask(int w, int level, int64_t ahead, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64) {
+      print("prefetch<{}>((const char*)(p{} + i) + {});\n", level, w, ahead + line);
+    }
+  }
+  // What fetches by itself stops where a page ends: in a body of so many bytes, once a page, asks
+  // for the next one's first lines, half a page before.
+  void ask_page(int w, int64_t bytes) {
+    constexpr int64_t page = 4096, first = 512;
+    print("if ((((long)(p{} + i) + {}) & {}) < {}) {{\n", w, page / 2, page - 1, bytes);
+    ask(w, 2, page / 2, first);
+    text_ += "}\n";
   }
 
   std::vector<int> ahead_;  // Windows whose loads are asked for ahead of time.

@@ -193,8 +193,8 @@ class RowWalk : public RowText {
       const int64_t ahead = asks_near() ? kAhead / 8 / x.item() : (far ? 2 : 1) * block_ * n_;
       if (!pipelined_ && asks) ask(w, level, ahead, unroll);
       if (!pipelined_ || first_pass(w) != current_) continue;
-      ask(w, 2, 2 * kAhead / x.item(), unroll);
-      ask(w, level, kAhead / x.item(), unroll);
+      ask(w, 2, ahead_of_one_stream().second / x.item(), unroll);
+      ask(w, level, ahead_of_one_stream().used / x.item(), unroll);
     }
   }
   // The lines of a body so many elements ahead.

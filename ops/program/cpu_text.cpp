@@ -24,6 +24,10 @@ bool asks_near() {
   return large && prefetch_level() == 1;
 }
 
+Ahead ahead_of_one_stream() {
+  return asks_near() ? Ahead{3 * kAhead / 8, kAhead / 16} : Ahead{2 * kAhead, kAhead};
+}
+
 CpuText::CpuText(const Program& p) : Printer(p), ndim_(p.space.ndim), size_(p.space.size) {
   out_.arguments = cpu_arguments(p);
   int64_t bytes = 0;

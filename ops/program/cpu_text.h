@@ -12,18 +12,23 @@ namespace brrr::program {
 
 inline constexpr int64_t kGrain = 1 << 15;  ///< Elements worth a thread.
 
-/// How many bytes ahead of time lines are asked for into the level that they are used from: 4 KB is
-/// late, 16 KB begins to push out what is in use. Into the second level it is twice as far.
+/// How many bytes ahead of time lines are asked for: 4 KB is late, 16 KB begins to push out what is
+/// in use.
 inline constexpr int64_t kAhead = 8 << 10;
 
 /// The level that lines are asked for into ahead of time: a first level of 32 KB is full of what is
 /// read again, and a line that it throws out before its use would come from memory twice; in one of
 /// 48 KB there is room.
 int prefetch_level();
-/// Whether lines are asked for near by, 1 KB ahead but for passes side by side: beside a second
-/// level of 2 MB (Intel) the hardware is early within a page, and what is asked for beyond it comes
-/// late.
+/// Whether lines are asked for near by, 1 KB ahead: beside a second level of 2 MB (Intel) the
+/// hardware is early within a page, and what is asked for beyond it comes late.
 bool asks_near();
+/// A stream alone is asked for twice, because some lines are late the first time: how many bytes
+/// ahead into the second level, then into the level that they are used from.
+struct Ahead {
+  int64_t second, used;
+};
+Ahead ahead_of_one_stream();
 
 /// Names of the text: `o<w>` is where window w begins, `p<w>` where it does in the row; `v<id>` a
 /// statement's value, that of elements `v<id>_<u>` in vector u of an unrolled body.

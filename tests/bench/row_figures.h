@@ -26,6 +26,34 @@ inline double kernel_us(const Profile& profile, const std::string& op) {
   return us / calls;
 }
 
+// Kernels of 64 MB arrays and their streams, all from memory: a third cache of hundreds of MB keeps
+// the streams' arrays from pass to pass, but not a step's, whose kernels drive out each other's. So
+// each follows a walk over 512 MB.
+class FromMemory {
+ public:
+  static constexpr std::size_t bytes = std::size_t{64} << 20;
+  static constexpr int rounds = 5;
+
+  double streams_us(int reads) const {
+    return cpu::stream_like(reads, bytes, false, [&] { walk(); }).seconds * 1e6;
+  }
+  // What the kernel of this name takes in calls of `run`.
+  template <class F> double kernel_us(const std::string& op, const F& run) const {
+    for (int k = 0; k < 3; ++k) run();
+    Profile profile;
+    for (int k = 0; k < 5; ++k) {
+      walk();
+      run();
+    }
+    return bench::kernel_us(profile, op);
+  }
+
+ private:
+  void walk() const { sum(others_); }
+
+  Tensor others_ = ones({1 << 27});
+};
+
 class RowSteps {
  public:
   static constexpr std::int64_t width = 1024, rows = 16384;
@@ -110,25 +138,17 @@ inline void rows_part(Report& report) {
       {"softmax", "softmax", 1, 80},
       {"layer norm", "layer_norm", 1, 85},
       {"layer norm's backward, weights too", "layer_norm_backward", 2, 80}};
-  constexpr std::size_t bytes = RowSteps::rows * RowSteps::width * sizeof(float), times = 4;
-  // All from memory: a third cache of hundreds of MB keeps the streams' 64 MB from pass to pass,
-  // but not a step's, whose kernels drive out each other's. So each call follows a walk over 1 GB,
-  // and the streams are of arrays `times` as large.
-  const Tensor others = ones({1 << 28});
+  static_assert(RowSteps::rows * RowSteps::width * sizeof(float) == FromMemory::bytes);
+  const FromMemory memory;
   RowSteps eager(Mode::Eager), graph(Mode::Graph);
   for (int which = 0; which < 3; ++which) {
     const RowFigure& f = figures[which];
     std::vector<double> of_eager, of_graph;
-    for (int round = 0; round < 7; ++round) {
+    for (int round = 0; round < FromMemory::rounds; ++round) {
+      const double least = memory.streams_us(f.reads);
       for (auto* side : {&eager, &graph}) {
-        for (int k = 0; k < 3; ++k) side->run(which);
-        Profile profile;
-        for (int k = 0; k < 5; ++k) {
-          sum(others);
-          side->run(which);
-        }
-        const double least = cpu::stream_like(f.reads, times * bytes).seconds * 1e6 / times;
-        (side == &eager ? of_eager : of_graph).push_back(100 * least / kernel_us(profile, f.op));
+        const double us = memory.kernel_us(f.op, [&] { side->run(which); });
+        (side == &eager ? of_eager : of_graph).push_back(100 * least / us);
       }
     }
     report.at_least(fmt::format("{} over 64 MB, of the speed of its streams", f.what), f.bar,
