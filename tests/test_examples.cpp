@@ -106,6 +106,11 @@ TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across m
     // The checkpoint knows what the command line leaves out.
     CHECK(parameters(run("train_mlp --resume " + ck)) == whole);
   }
+  const std::string done = folder.dir + "/done.safetensors";
+  run(all + "--save " + done);
+  const Result none = run("train_mlp --resume " + done);
+  CHECK(parameters(none) == whole);
+  CHECK_MESSAGE(contains(none.text, "no step taken"), none.text);
   const Result images = run("train_mlp --images 300 --resume " + ck);
   CHECK(images.status == 1);
   CHECK(contains(images.text, "it was made with images 600, not 300"));

@@ -405,7 +405,10 @@ int Training::run() {
     fmt::print("stopped by a signal after step {}\n", step);
     std::fflush(stdout);  // Here it ends if that was for want of a reader.
   }
-  fmt::print("{}\n{} steps/s", result(), brrr::bench::three_figures(pace_.rate()));
+  fmt::print("{}\n{}", result(),
+             pace_.steps == 0
+                 ? "no step taken"
+                 : fmt::format("{} steps/s", brrr::bench::three_figures(pace_.rate())));
   if (o.mode != "eager") {
     const brrr::StepStats s = step_.stats();
     fmt::print("  ({} replays, {} recordings, {} fallbacks, {:.1f} ms once to record and build)",
