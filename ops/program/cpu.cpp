@@ -70,15 +70,15 @@ class Text : public CpuText {
     const Ahead one = ahead_of_one_stream();
     const bool several = prefetch_level() == 1 && ahead_.size() > 1;
     const auto bytes_of = [&](int w) { return 16 * unroll * window(w).item(); };
-    // Before all else: lines of one stream before the next one's page took a twentieth longer.
+    // Lines of one stream before the next one's page took a twentieth longer.
     for (int w : ahead_) {
-      if (several && asks_near()) ask_page(w, bytes_of(w));
+      if (!several)
+        ask(w, 2, one.second, bytes_of(w));
+      else if (asks_near())
+        ask_page(w, bytes_of(w));
     }
-    for (int w : ahead_) {
-      const int64_t bytes = bytes_of(w);
-      if (!several) ask(w, 2, one.second, bytes);
-      ask(w, prefetch_level(), !several ? one.used : asks_near() ? kAhead / 8 : kAhead / 2, bytes);
-    }
+    const int64_t near_by = !several ? one.used : asks_near() ? kAhead / 8 : kAhead / 2;
+    for (int w : ahead_) ask(w, prefetch_level(), near_by, bytes_of(w));
   }
   // So many bytes of a stream, so many ahead.
   void ask(int w, int level, int64_t ahead, int64_t bytes) {
