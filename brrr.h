@@ -1,5 +1,5 @@
 #pragma once
-// The public face of brrr: tensors, autograd, models and the graph-mode step.
+// brrr's public header: tensors, autograd, models and the graph-mode step.
 
 #include <cstdint>
 #include <memory>

@@ -1,5 +1,5 @@
 #pragma once
-// Row ops of one's own: forward, gradient, both modes, both devices, from a lambda each.
+// User-defined row ops: a lambda for forward and one for the gradient serve both modes and devices.
 //
 //   #include <brrr/row.h>
 //   using namespace brrr;
@@ -8,10 +8,10 @@
 //       [](auto, auto y, auto g) { return y * (row::sum(g * y) - g); }};
 //   Tensor y = softmin(x);
 //
-// A RowOp lives as long as the program (a constant of a source file) and has a name that no other
-// op has. What its lambdas may say: ops/vocabulary/row.h; what operands and results there are:
-// ops/kinds/row.h. Kernels are compiled with the source file, so that it needs the flags of the
-// library's own: link the target brrr::row beside brrr::brrr.
+// Define a RowOp as a constant at namespace scope, with a unique op name. ops/vocabulary/row.h
+// documents what its lambdas may use, ops/kinds/row.h the operands and results. Its CPU kernels are
+// compiled with the source file, which therefore needs the flags of the library's kernels: link
+// the target brrr::row in addition to brrr::brrr.
 #ifndef BRRR_ROW_FLAGS
 #error "brrr: a file that defines row ops needs the flags of brrr's kernels; link brrr::row"
 #endif

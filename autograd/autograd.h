@@ -17,18 +17,18 @@ struct GradOptions {
 };
 
 /// d(sum of outputs)/d(inputs), weighted by `grad_outputs` where given (same shapes as outputs;
-/// needed for outputs of more than one element). Leaves' grad fields are not touched, and of the
-/// tape only what leads to an input is run through.
+/// needed for outputs of more than one element). Leaves' grad fields are not touched, and only the
+/// part of the tape that leads to an input is run.
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          GradOptions options = {}, const std::vector<Tensor>& grad_outputs = {});
 
 /// Accumulates into the grad of every leaf that the outputs depend on. With create_graph a leaf's
-/// gradient holds its history, and that the leaf: until the gradient is taken away (zero_grad())
-/// neither is freed. grad() returns gradients instead.
+/// gradient holds its history, which holds the leaf: neither is freed until the gradient is removed
+/// (zero_grad()). grad() returns gradients instead.
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs = {},
               GradOptions options = {});
 
-/// What gradcheck found.
+/// The result of gradcheck.
 struct GradcheckResult {
   bool ok = true;
   double worst = 0;    ///< Largest |analytic - numeric| / (1 + |numeric|).

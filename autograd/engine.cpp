@@ -1,4 +1,4 @@
-// The backward pass: nodes in falling sequence, no recursion, saved tensors released as it goes.
+// The backward pass: nodes in decreasing sequence, no recursion, saved tensors released on the way.
 #include <algorithm>
 #include <memory>
 #include <unordered_map>
@@ -25,8 +25,8 @@ struct Pending {
 
 namespace {
 
-// Memory between passes.
-struct Spare {
+// Buffers that are reused by later passes.
+struct PassBuffers {
   std::vector<Node*> heap;
   std::vector<TensorImpl*> made;
 };
@@ -38,8 +38,8 @@ class Engine : NotCopied {
       : options_(options),
         inputs_(inputs),
         grads_(grads),
-        made_(std::move(thread_own<Spare>().made)),
-        heap_(std::move(thread_own<Spare>().heap)) {
+        started_(std::move(thread_own<PassBuffers>().made)),
+        heap_(std::move(thread_own<PassBuffers>().heap)) {
     options_.retain_graph |= options_.create_graph;
   }
   ~Engine() {
@@ -49,9 +49,9 @@ class Engine : NotCopied {
       Ref<Node>::adopt(n).reset();
     }
     heap_.clear();
-    thread_own<Spare>().heap = std::move(heap_);
-    made_.clear();
-    thread_own<Spare>().made = std::move(made_);
+    thread_own<PassBuffers>().heap = std::move(heap_);
+    started_.clear();
+    thread_own<PassBuffers>().made = std::move(started_);
   }
 
   void seed(const Tensor& output, const Tensor& g) {
@@ -61,7 +61,7 @@ class Engine : NotCopied {
   }
 
   void run() {
-    if (hook_) count_arrivals();
+    if (hook_) count_remaining();
     while (!heap_.empty()) {
       std::ranges::pop_heap(heap_, {}, &Node::sequence);
       // The heap's reference keeps the node until it has been processed.
@@ -70,18 +70,18 @@ class Engine : NotCopied {
       process(*node);
     }
     for (const Ref<TensorImpl>& leaf : counted_leaves_) {
-      complete(*leaf, arrivals_[leaf.get()]);  // More was expected.
+      complete(*leaf, progress_[leaf.get()]);  // Fewer came than expected.
     }
     if (hook_) hook_->finished();
     done_ = true;
   }
 
  private:
-  /// What a pass still owes a leaf, known where somebody asks for it.
-  struct Arrivals {
-    int left = 0;
-    bool came = false;
-    Tensor held;  ///< Gathered for a leaf that had a gradient before the pass.
+  /// The gradients that a leaf has yet to receive in this pass, counted where that is needed.
+  struct LeafProgress {
+    int remaining = 0;
+    bool received = false;
+    Tensor sum;  ///< For a leaf that had a gradient before the pass.
   };
 
   bool wanted(const Edge& e) const { return !inputs_ || inputs_->contains(e); }
@@ -89,13 +89,13 @@ class Engine : NotCopied {
 
   // A locked read-modify-write costs as much as twenty other instructions: gradients are moved, and
   // the heap takes over the reference of an edge that is `spent`, of no use to a later pass.
-  // `fresh`: the memory of g is nobody else's, known from the ops that made it, never from a count.
+  // `fresh`: g's memory is not shared, known from the ops that made it, never from a count.
   void deliver(Edge& e, Tensor&& g, bool fresh, bool spent) {
     if (inputs_) {
       inputs_->each_input(e, [&](size_t k) { add_up(grads_[k], Tensor(g)); });
     }
     if (e.leaf) {
-      // One that was told since the forward pass that it needs none gets none.
+      // None for a leaf whose requires_grad has been switched off since the forward pass.
       if (!inputs_ && e.leaf->requires_grad()) accumulate(*e.leaf, g, fresh);
       return;
     }
@@ -114,41 +114,41 @@ class Engine : NotCopied {
     add_up(n->pending->grad[e.output], std::move(g));
   }
 
-  // A fresh gradient becomes the leaf's own; one that others may hold is copied first. What a leaf
-  // had before the pass gets the pass's sum, not its terms: passes one after the other then give
-  // the bits of passes in different processes whose gradients are added.
+  // A fresh gradient becomes the leaf's own; one that may be shared is copied first. To a gradient
+  // from before the pass its sum is added, not its terms: passes one after the other then give the
+  // same bits as passes in different processes whose gradients are added.
   void accumulate(TensorImpl& leaf, const Tensor& g, bool fresh) {
     const Borrowed t(&leaf);
     if (!leaf.grad) {
       t->set_grad(fresh && g.is_contiguous() ? g : g.clone());
-      made_.push_back(&leaf);
+      started_.push_back(&leaf);
     } else if (options_.create_graph) {
       t->set_grad(t->grad() + g);
-    } else if (std::find(made_.begin(), made_.end(), &leaf) != made_.end()) {
+    } else if (std::find(started_.begin(), started_.end(), &leaf) != started_.end()) {
       Borrowed(leaf.grad)->add_(g);
     } else {
-      if (!counted_) count_arrivals();
-      add_up(arrivals_[&leaf].held, Tensor(g));
+      if (!counted_) count_remaining();
+      add_up(progress_[&leaf].sum, Tensor(g));
     }
     if (!counted_) return;
-    Arrivals& a = arrivals_[&leaf];
-    a.came = true;
-    if (--a.left <= 0) complete(leaf, a);
+    LeafProgress& a = progress_[&leaf];
+    a.received = true;
+    if (--a.remaining <= 0) complete(leaf, a);
   }
 
-  void complete(TensorImpl& leaf, Arrivals& a) {
-    if (a.held.defined()) Borrowed(leaf.grad)->add_(std::exchange(a.held, {}));
-    if (hook_ && std::exchange(a.came, false)) hook_->ready(leaf);
+  void complete(TensorImpl& leaf, LeafProgress& a) {
+    if (a.sum.defined()) Borrowed(leaf.grad)->add_(std::exchange(a.sum, {}));
+    if (hook_ && std::exchange(a.received, false)) hook_->ready(leaf);
   }
 
-  // How many gradients are still to come for each leaf: edges of what waits in the heap, of the
-  // node that is being processed, and of all behind them.
-  void count_arrivals() {
+  // How many gradients each leaf has yet to receive: edges of the nodes in the heap, of the node
+  // that is being processed, and of all that they lead to.
+  void count_remaining() {
     counted_ = true;
     std::vector<const Node*> all(heap_.begin(), heap_.end());
     std::unordered_set<const Node*> seen(all.begin(), all.end());
     const auto follow = [&](const Edge& e) {
-      if (e.leaf && ++arrivals_[e.leaf].left == 1)
+      if (e.leaf && ++progress_[e.leaf].remaining == 1)
         counted_leaves_.push_back(Ref<TensorImpl>::share(e.leaf));
       if (e.node && seen.insert(e.node).second) all.push_back(e.node);
     };
@@ -158,7 +158,7 @@ class Engine : NotCopied {
     while (!all.empty()) {
       const Node* n = all.back();
       all.pop_back();
-      // (Behind a released one nothing comes, though a recorded step keeps it until its end.)
+      // (Nothing passes a released node, though a recorded step keeps it until its end.)
       for (int i = 0; !n->released && i < n->n_in; ++i) follow(n->in[i].edge);
     }
   }
@@ -167,7 +167,7 @@ class Engine : NotCopied {
     const std::unique_ptr<Pending> pending(std::exchange(n.pending, nullptr));
     BRRR_CHECK(!n.released,
                "backward: the graph behind {} has been used and released; pass "
-               "retain_graph to the first backward, or detach() what an earlier step left",
+               "retain_graph to the first backward, or detach() tensors of an earlier step",
                n.op->name);
     uint64_t mask = 0;
     for (int i = 0; i < n.n_in; ++i) {
@@ -185,15 +185,15 @@ class Engine : NotCopied {
     bool left = !n.op->vjp;
     for (int k = 0; k < n.n_out; ++k) left |= v.gout[k].defined() && !(n.op->vjp_outputs >> k & 1);
     if (left) differentiate_decomposition(v);
-    const bool older = note_age(n);
+    const bool older = predates_step(n);
     const bool spent = !options_.retain_graph && !older;
-    // Edges are still needed below, saved tensors are not: free them before new memory is asked.
+    // Edges are still needed below, saved tensors are not: free them before memory is allocated.
     if (spent) release_saved(n);
     current_ = &n;
     for (int i = 0; i < n.n_in; ++i) {
       next_ = i;
       if (!v.needs(i) || !gin[i].defined()) continue;
-      // A pointwise gradient that is g itself, converted or summed, has memory of its own.
+      // A pointwise gradient that is g itself, converted or reduced, has memory of its own.
       const TensorImpl& made = *gin[i].impl();
       const bool own = n.op->pointwise && (made.dtype != g_dtype || made.numel != g_numel);
       const bool shared = (n.op->grad_aliases >> std::min(i, 31) & 1) && !own;
@@ -212,9 +212,9 @@ class Engine : NotCopied {
   const Paths* const inputs_;
   Tensor* const grads_;  // Of the inputs.
   GradientHook* const hook_ = inputs_ ? nullptr : context.gradients;
-  std::vector<TensorImpl*> made_;  // Leaves whose gradient this pass has begun.
-  std::unordered_map<TensorImpl*, Arrivals> arrivals_;
-  std::vector<Ref<TensorImpl>> counted_leaves_;  // (Else the last edge to one may end it.)
+  std::vector<TensorImpl*> started_;  // Leaves that got their grad in this pass.
+  std::unordered_map<TensorImpl*, LeafProgress> progress_;
+  std::vector<Ref<TensorImpl>> counted_leaves_;  // Kept alive: the last edge to one may be dropped.
   bool counted_ = false, done_ = false;
   const Node* current_ = nullptr;  // Being processed, up to its input next_.
   int next_ = 0;
@@ -231,7 +231,7 @@ void run_engine(const Tensor* outputs, const Tensor* seeds, size_t n, GradOption
   engine.run();
 }
 
-// Where a node's operands live: that of its first tensor.
+// The device of a node's operands: that of its first tensor.
 Device device_of(const Node& n) {
   int i = 0;
   while (n.attrs.kind(i)) ++i;
@@ -239,7 +239,7 @@ Device device_of(const Node& n) {
 }
 
 // Runs the op's decomposition on aliases of the saved inputs and differentiates that. The aliases
-// give each operand an identity of its own (x * x) and keep the history for higher orders.
+// tell equal operands apart (x * x) and keep the history for higher orders.
 void Engine::differentiate_decomposition(VjpCall& v) {
   const Node& n = v.node;
   const bool create_graph = context.grad_enabled;
@@ -277,7 +277,7 @@ void Engine::differentiate_decomposition(VjpCall& v) {
   }
 }
 
-// The gradient of an output that a pass starts from; undefined for one without history.
+// The gradient of an output that a pass starts from: `given`, or 1 for a single element.
 Tensor make_seed(const char* what, const Tensor& o, const Tensor& given) {
   if (given.defined()) {
     BRRR_CHECK(given.sizes() == o.sizes() && given.dtype() == o.dtype(),

@@ -33,7 +33,7 @@ Tensor weighted(const Function& fn, const std::vector<Tensor>& in) {
   return (y * weights_like(y, 1)).sum();
 }
 
-// What is differentiated; the rest is held fixed.
+// The inputs to differentiate by; the rest is held fixed.
 std::vector<Tensor> inputs_of(std::vector<Tensor> all) {
   std::erase_if(all, [](const Tensor& t) { return !is_floating(t.dtype()); });
   return all;
@@ -43,10 +43,10 @@ void check_once(const Function& fn, const std::vector<Tensor>& in, const Gradche
                 bool second, GradcheckResult& result) {
   const std::vector<Tensor> wanted = inputs_of(in);
   BRRR_CHECK(!wanted.empty(),
-             "gradcheck: no input is float64, so there is nothing to check; give "
-             "as an input what fn is to be differentiated by");
+             "gradcheck: no input is float64, so there is nothing to check; pass "
+             "the tensors to differentiate by as inputs");
   const Tensor y = weighted(fn, in);
-  // A linear function's gradient depends on nothing, but so does one that lost its history.
+  // A linear function's gradient is constant, but so is one that lost its history.
   const bool constant = second && !y.requires_grad();
   BRRR_CHECK(
       second || y.requires_grad(),
@@ -99,7 +99,7 @@ GradcheckResult gradcheck(const Function& fn, const std::vector<Tensor>& inputs,
   GradcheckResult result;
   check_once(fn, in, options, false, result);
   if (!options.second_order) return result;
-  // It depends on the output's gradient, too.
+  // The gradient depends on the output's gradient, too.
   const Function gradient = [&](const std::vector<Tensor>& all) {
     EnableGradGuard enable;
     const std::vector<Tensor> at(all.begin(), all.end() - 1);

@@ -1,5 +1,5 @@
 #pragma once
-// What of the tape leads to the inputs of grad(): the rest is neither differentiated nor released.
+// The part of the tape that leads to the inputs of grad(): the rest is neither run nor released.
 
 #include <algorithm>
 #include <unordered_set>
@@ -9,22 +9,22 @@
 
 namespace brrr {
 
-/// Whether a node is older than the step that is recorded, which is then none to be frozen: how the
-/// node is found may differ by the next call.
-inline bool note_age(const Node& n) {
+/// Whether a node is older than the step being recorded. If so, the step cannot be frozen: the next
+/// call may reach another node.
+inline bool predates_step(const Node& n) {
   Recorder* const r = context.recorder;
-  const bool older = r && n.made_in != r->number;
-  if (older) r->goes_back = true;
+  const bool older = r && n.recorder_number != r->number;
+  if (older) r->uses_older_tape = true;
   return older;
 }
 
 class Paths {
  public:
-  /// From the `n` outputs of a pass that is to begin.
+  /// Of a pass that starts from the `n` outputs.
   Paths(const std::vector<Tensor>& inputs, const Tensor* outputs, size_t n) {
     for (size_t k = 0; k < inputs.size(); ++k) {
       const TensorImpl& t = *inputs[k].impl();
-      // What leads to an input is newer, by more than what made it.
+      // What leads to an input is newer than the node that made it.
       oldest_ = std::min(oldest_, t.grad_fn ? t.grad_fn->sequence + 1 : 0);
       ends_.push_back({&t, k, 0});
       if (t.grad_fn) ends_.push_back({t.grad_fn, k, t.output});
@@ -33,7 +33,7 @@ class Paths {
     find(outputs, n);
   }
 
-  bool contains(const Node* n) const { return on_way_.contains(n); }
+  bool contains(const Node* n) const { return on_path_.contains(n); }
   bool contains(const Edge& e) const {
     bool ends = false;
     each_input(e, [&](size_t) { ends = true; });
@@ -52,26 +52,26 @@ class Paths {
   void find(const Tensor* outputs, size_t n) {
     std::vector<const Node*> all;
     std::unordered_set<const Node*> seen;
-    const auto meet = [&](const Node* node) {
+    const auto visit = [&](const Node* node) {
       if (node && node->sequence >= oldest_ && seen.insert(node).second) all.push_back(node);
     };
     for (size_t i = 0; i < n; ++i) {
-      if (outputs[i].defined()) meet(outputs[i].impl()->grad_fn);
+      if (outputs[i].defined()) visit(outputs[i].impl()->grad_fn);
     }
     for (size_t k = 0; k < all.size(); ++k) {
       const Node& node = *all[k];
-      note_age(node);
-      for (int i = 0; !node.released && i < node.n_in; ++i) meet(node.in[i].edge.node);
+      predates_step(node);
+      for (int i = 0; !node.released && i < node.n_in; ++i) visit(node.in[i].edge.node);
     }
-    std::ranges::sort(all, {}, &Node::sequence);  // What a node leads to is older.
+    std::ranges::sort(all, {}, &Node::sequence);  // A node leads to older ones only.
     for (const Node* node : all) {
-      bool leads = node->released;  // Where to, nobody knows any more: an error once it is reached.
+      bool leads = node->released;  // Its inputs are unknown: an error once it is reached.
       for (int i = 0; !leads && i < node->n_in; ++i) leads = contains(node->in[i].edge);
-      if (leads) on_way_.insert(node);
+      if (leads) on_path_.insert(node);
     }
   }
 
-  /// A leaf, or a node and which of its results, that is an input, and its number.
+  /// Where a path ends: a leaf or a node's output, which is the input of number `input`.
   struct End {
     const void* place;
     size_t input;
@@ -80,7 +80,7 @@ class Paths {
   };
   std::vector<End> ends_;  // Sorted.
   uint64_t oldest_ = UINT64_MAX;
-  std::unordered_set<const Node*> on_way_;
+  std::unordered_set<const Node*> on_path_;
 };
 
 }  // namespace brrr

@@ -14,7 +14,7 @@ bool is_name(std::string_view token) {
   return is_word(token[0]) && !std::isdigit(static_cast<unsigned char>(token[0]));
 }
 
-// The length of the token, blank or comment that `text` begins with.
+// The length of the token, white space or comment at the start of `text`.
 size_t token_length(std::string_view text) {
   const auto up_to = [&](size_t end, size_t length) { return std::min(end, text.size()) + length; };
   size_t n = 1;
@@ -58,7 +58,7 @@ template <class F> void for_definitions(std::string_view text, const F& f) {
       continue;
     }
     const std::string_view first = now.tokens[0], last = now.tokens.back();
-    if (first == "namespace" || first == "}") open = 0;  // A part of its own, as a directive is.
+    if (first == "namespace" || first == "}") open = 0;  // A part of its own, like a directive.
     const bool ends = first == "#" || last == ";" || last == "{" || last == "}" || now.is_call();
     if (open > 0 || !ends || line.ends_with("\\\n")) continue;
     now.text = text.substr(begin, end - begin);
@@ -68,7 +68,7 @@ template <class F> void for_definitions(std::string_view text, const F& f) {
   }
 }
 
-// What a definition's tokens define: functions, types, constants, macros.
+// The names that a definition's tokens define: functions, types, constants, macros.
 Tokens names_defined(const Tokens& tokens) {
   Tokens names;
   if (tokens.empty() || tokens[0] == "namespace") return names;
@@ -80,9 +80,9 @@ Tokens names_defined(const Tokens& tokens) {
                            after = i + 1 < tokens.size() ? tokens[i + 1] : "";
     nested += (t == "(" || t == "[" || t == "{") - (t == ")" || t == "]" || t == "}");
     if (nested > 0 || !is_name(t)) continue;
-    const bool said =
+    const bool introduced =
         before == "struct" || before == "using" || before == "define" || before == "undef";
-    if (said || after == "(" || after == "{" || after == "=" || after == ";" ||
+    if (introduced || after == "(" || after == "{" || after == "=" || after == ";" ||
         after == "__attribute__") {
       names.push_back(t);
     }
@@ -95,7 +95,7 @@ bool is_function_like(const Tokens& t) {
   return t.size() > 3 && t[0] == "#" && t[1] == "define" && t[3] == "(" &&
          t[3].data() == t[2].data() + t[2].size();
 }
-// The first token of each argument; `at` is behind the opening parenthesis.
+// The first token of each argument. `at` starts behind the opening parenthesis.
 Tokens arguments(const Tokens& tokens, size_t& at) {
   Tokens first;
   bool begins = true;
@@ -108,7 +108,7 @@ Tokens arguments(const Tokens& tokens, size_t& at) {
   return first;
 }
 
-// What a call defines: its macro's body with the arguments in it.
+// The names that a macro call defines: those of the macro's body with the arguments substituted.
 Tokens names_defined_by(const Tokens& call, const Tokens& macro) {
   if (macro.empty()) return {};
   size_t at = 2, body = 4;

@@ -1,6 +1,6 @@
 #pragma once
-// What a kernel needs of the text that every kernel may use: compilers take longer to read all of
-// that than to make a small kernel (NVRTC 18 of 53 ms, 20 of which an empty program takes).
+// Extracts the part of the vocabulary that a kernel uses: parsing all of it takes a compiler longer
+// than compiling a small kernel (NVRTC: 18 of 53 ms; an empty program takes 20).
 
 #include <cstdint>
 #include <string>
@@ -12,24 +12,24 @@
 
 namespace brrr::jit {
 
-/// C++ text laid out as ops/vocabulary/ is, by definitions: a part ends with the line that closes
-/// what its lines have opened; a directive and a macro's call at the beginning of a line are parts.
+/// C++ text laid out like ops/vocabulary/, cut into parts: a definition is a part and ends with the
+/// line that closes its braces; so is a preprocessor directive or a macro call that begins a line.
 class Vocabulary : NotCopied {
  public:
-  /// `text` must outlive it.
+  /// `text` must outlive the object.
   explicit Vocabulary(std::string_view text);
-  /// The definitions of whatever `kernels` names, all overloads and specialisations, with what
-  /// these name in turn, in the order and the namespaces that they have here; conditions stay.
+  /// The definitions of all names that `kernels` uses (every overload and specialisation) and, in
+  /// turn, of the names they use, in their order and namespaces here; preprocessor #if stay.
   std::string excerpt(std::string_view kernels) const;
 
  private:
   struct Part {
     std::string_view text;
-    std::vector<std::string_view> uses;  // What is defined here or in others.
-    bool always;                         // It defines nothing.
+    std::vector<std::string_view> uses;  // Names it uses that a part of the vocabulary defines.
+    bool always;                         // Defines no name (namespace, #if): in every excerpt.
   };
   std::vector<Part> parts_;
-  std::unordered_map<std::string_view, std::vector<uint32_t>> defined_;  // In which parts.
+  std::unordered_map<std::string_view, std::vector<uint32_t>> defined_;  // Name to part indices.
 };
 
 }  // namespace brrr::jit

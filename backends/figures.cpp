@@ -21,7 +21,7 @@ static std::vector<double> figures_of(const std::string& bytes) {
   return figures;
 }
 
-// "" where there is none: then figures last as long as the process.
+// The kernel cache's directory; "" if there is none, and then figures are kept in memory only.
 static std::string folder() {
   try {
     return jit::kernel_cache_dir();
@@ -52,13 +52,13 @@ double CoreWatch::share() const {
   return std::min(1.0, had / (seconds_of(CLOCK_MONOTONIC) - begin_));
 }
 
-std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool anew,
-                                 const std::function<std::vector<double>(Keep&)>& measure) {
-  // What one measures may ask for another's.
+std::vector<double> cached_figures(const std::vector<std::string_view>& of, bool anew,
+                                   const std::function<std::vector<double>(Keep&)>& measure) {
+  // Recursive: a measurement may need another measurement's figures.
   static std::recursive_mutex mutex;
   static auto& known = *new std::map<std::string, std::vector<double>>;  // Never destroyed.
   std::vector<std::string_view> all(of);
-  all.emplace_back("bytes");  // Figures were kept as text before.
+  all.emplace_back("bytes");  // The format: older versions kept figures as text.
 #ifndef __OPTIMIZE__
   all.emplace_back("not optimised");
 #endif

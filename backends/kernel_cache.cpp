@@ -29,22 +29,22 @@ constexpr char scratch_prefix[] = "build.", private_prefix[] = "brrr-process-ker
 constexpr size_t key_length = 32;
 constexpr mode_t writable_by_others = S_IWGRP | S_IWOTH;
 
-std::string wanted_dir() {
+std::string configured_dir() {
   const std::string own = env_or_empty("BRRR_CACHE_DIR");
   if (!own.empty()) {
     std::error_code error;
     std::string path = fs::absolute(own, error).string();
-    while (path.size() > 1 && path.ends_with('/')) path.pop_back();  // lstat() would follow a link.
+    while (path.size() > 1 && path.ends_with('/')) path.pop_back();  // lstat("x/") follows a link.
     return error ? own : path;
   }
-  // The XDG specification has relative paths ignored.
+  // The XDG specification says to ignore relative paths.
   const std::string xdg = env_or_empty("XDG_CACHE_HOME"), home = env_or_empty("HOME");
   if (xdg.starts_with('/')) return xdg + "/brrr";
   if (home.starts_with('/')) return home + "/.cache/brrr";
   return fmt::format("/tmp/brrr-{}", geteuid());
 }
 
-// Makes the directory if need be. Returns why it cannot be used; empty if it can.
+// Creates the directory if it does not exist. Returns why it cannot be used; empty if it can.
 std::string refusal(const std::string& dir) {
   struct stat info;
   if (lstat(dir.c_str(), &info) != 0) {
@@ -54,19 +54,19 @@ std::string refusal(const std::string& dir) {
     if (lstat(dir.c_str(), &info) != 0) return std::strerror(errno);
   }
   if (S_ISLNK(info.st_mode)) {
-    if (info.st_uid != geteuid()) return "it is a symbolic link that belongs to somebody else";
+    if (info.st_uid != geteuid()) return "it is a symbolic link that belongs to another user";
     if (stat(dir.c_str(), &info) != 0) return std::strerror(errno);
   }
   if (!S_ISDIR(info.st_mode)) return "it is not a directory";
-  if (info.st_uid != geteuid()) return "it belongs to somebody else";
-  if (info.st_mode & writable_by_others) return "others can write to it (mend: chmod go-w)";
+  if (info.st_uid != geteuid()) return "it belongs to another user";
+  if (info.st_mode & writable_by_others) return "others can write to it (fix: chmod go-w)";
   if (access(dir.c_str(), R_OK | W_OK | X_OK) != 0) return std::strerror(errno);
   return "";
 }
 
-// What mkdtemp made; a fork of this process must not remove it.
+// A directory made by mkdtemp; a forked child must not remove it.
 struct PrivateDir {
-  std::string& path = *new std::string;  // Threads may ask while the process ends.
+  std::string& path = *new std::string;  // Leaked: threads may read it during process exit.
   pid_t owner = 0;
   std::mutex mutex;
   ~PrivateDir() {
@@ -75,15 +75,15 @@ struct PrivateDir {
   }
 };
 
-// What processes that were killed have left: the lock ends with the process. One that is that new
-// may have none yet.
-void remove_left(const std::string& temp) {
+// Removes private directories of killed processes, whose locks ended with them. Skips directories
+// younger than a minute: their owner may not hold the lock yet.
+void remove_stale_dirs(const std::string& temp) {
   const auto old = std::time(nullptr) - 60;
   std::error_code error, ignored;
   for (fs::directory_iterator it(temp, error), end; !error && it != end; it.increment(error)) {
     struct stat info;
     const fs::path& path = it->path();
-    const std::string name = path.filename();  // As mkdtemp makes them.
+    const std::string name = path.filename();  // The prefix and mkdtemp's six characters.
     if (!name.starts_with(private_prefix) || name.size() != sizeof private_prefix + 5) continue;
     if (lstat(path.c_str(), &info) != 0 || info.st_uid != geteuid() || info.st_mtime > old)
       continue;
@@ -101,14 +101,14 @@ std::string private_dir(const std::string& refused, const std::string& why) {
   }
   std::string temp = env_or_empty("TMPDIR");
   if (!temp.starts_with('/')) temp = "/tmp";
-  remove_left(temp);
+  remove_stale_dirs(temp);
   std::string path = fmt::format("{}/{}XXXXXX", temp, private_prefix);
   BRRR_CHECK(mkdtemp(path.data()),
              "kernel cache: {}: {}, and {} cannot be made: {}; set BRRR_CACHE_DIR", refused, why,
              path, std::strerror(errno));
   std::fprintf(stderr, "brrr: kernel cache %s is not used: %s; kernels of this process go to %s\n",
                refused.c_str(), why.c_str(), path.c_str());
-  const int held = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // To the end.
+  const int held = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // Until exit.
   if (held >= 0) flock(held, LOCK_EX | LOCK_NB);
   dir.path = path;
   dir.owner = getpid();
@@ -124,7 +124,7 @@ bool is_kernel(const fs::path& path) {
 
 }  // namespace
 
-// FNV-1a of 128 bits (Fowler, Noll and Vo).
+// 128-bit FNV-1a (Fowler, Noll and Vo).
 std::string fingerprint(const std::vector<std::string_view>& fields) {
   using Bits = unsigned __int128;
   constexpr Bits prime = Bits{1} << 88 | 0x13b;
@@ -141,7 +141,7 @@ std::string fingerprint(const std::vector<std::string_view>& fields) {
 }
 
 std::string kernel_cache_dir() {
-  const std::string dir = wanted_dir();
+  const std::string dir = configured_dir();
   const std::string why = refusal(dir);
   return why.empty() ? dir : private_dir(dir, why);
 }
@@ -167,32 +167,32 @@ std::optional<std::string> read_kernel(const std::string& dir, const std::string
   return code;
 }
 
-// The checksum stands behind a shared object's end, where the loader does not look.
+// The checksum follows the end of the shared object, where the loader does not look.
 void publish_kernel(const std::string& dir, const std::string& key, const std::string& code) {
   const ScratchDir scratch(dir);
   const std::string written = scratch.path() + "/kernel", path = kernel_path(dir, key);
   std::ofstream out(written, std::ios::binary);
   out << code << fingerprint({key, code});
   out.close();
-  // The user's umask may have given it a mode that is too wide.
+  // The user's umask may have made the file writable by others.
   const bool done =
       out && chmod(written.c_str(), 0700) == 0 && rename(written.c_str(), path.c_str()) == 0;
   BRRR_CHECK(done, "kernel cache: {} cannot be written: {}; set BRRR_CACHE_DIR to another place",
              path, std::strerror(errno));
-  // To look at thousands of files takes 10 to 20 ms.
-  constexpr unsigned now_and_then = 64;
+  // Scanning thousands of files takes 10 to 20 ms.
+  constexpr unsigned trim_interval = 64;
   static std::atomic<unsigned> published{0};
-  if (published++ % now_and_then == 0) trim_kernel_cache(dir);
+  if (published++ % trim_interval == 0) trim_kernel_cache(dir);
 }
 
 void try_to_publish(const std::string& dir, const std::string& key, const std::string& code) try {
   publish_kernel(dir, key, code);
 } catch (const Error& e) {
-  static std::once_flag said;
-  std::call_once(said, [&] { std::fprintf(stderr, "brrr: %s\n", e.what()); });
+  static std::once_flag reported;
+  std::call_once(reported, [&] { std::fprintf(stderr, "brrr: %s\n", e.what()); });
 }
 
-// Of the open file, not of the process: threads exclude each other, too.
+// An open-file-description lock, not a process lock, so that threads exclude each other, too.
 bool BuildLock::lock(short kind) const {
   struct flock byte = {};
   byte.l_type = kind;
@@ -205,15 +205,15 @@ bool BuildLock::lock(short kind) const {
 BuildLock::BuildLock(const std::string& dir, const std::string& key)
     : file_(open((dir + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)),
       at_(static_cast<int64_t>(std::stoull(key.substr(0, 15), nullptr, 16))) {
-  constexpr int polls = 4000;  // Whoever holds it may be stopped, or on another machine.
+  constexpr int polls = 4000;  // Bounded: the holder may be suspended, or on another machine.
   int i = 0;
   for (; i < polls && !lock(F_WRLCK) && (errno == EAGAIN || errno == EACCES); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  if (i > 0) lock(F_UNLCK);  // Should the build have failed, the others need not wait for this one.
+  if (i > 0) lock(F_UNLCK);  // If that build failed, the other waiters should not queue behind us.
 }
 
-// Not by closing it alone: a child may have been forked meanwhile.
+// Closing alone does not unlock while a child forked meanwhile holds the description.
 BuildLock::~BuildLock() {
   if (file_ < 0) return;
   lock(F_UNLCK);
@@ -228,7 +228,7 @@ void trim_kernel_cache(const std::string& dir, size_t most_files, uint64_t most_
   };
   std::vector<Kernel> kernels;
   uint64_t bytes = 0;
-  // No build runs for an hour.
+  // No build takes an hour.
   const auto old = std::time(nullptr) - 3600;
   std::error_code error;
   for (fs::directory_iterator file(dir, error), end; !error && file != end; file.increment(error)) {
@@ -257,7 +257,7 @@ void trim_kernel_cache(const std::string& dir, size_t most_files, uint64_t most_
 
 ScratchDir::ScratchDir(const std::string& parent) : path_(parent + "/" + scratch_prefix) {
   path_ += "XXXXXX";
-  // Without the name, so that the same is not said twice.
+  // The message omits the random name, so that repeated failures give the same text.
   BRRR_CHECK(mkdtemp(path_.data()),
              "kernel cache: no folder can be made in {}: {}; set BRRR_CACHE_DIR to another place",
              parent, std::strerror(errno));

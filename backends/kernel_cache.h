@@ -1,6 +1,6 @@
 #pragma once
-// The directory of built kernels: <key>.so, each machine code (a shared object, or what a device
-// loads) with a checksum behind its end.
+// The on-disk cache of built kernels: files <key>.so of machine code (a shared object, or an image
+// that a device loads) with a checksum appended.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,34 +20,34 @@ inline std::string env_or_empty(const char* name) {
   return value ? value : "";
 }
 
-// 128 bits of what the fields are, in hexadecimal: names kernels and detects damaged ones. Nobody
-// is to be kept from making two that are equal: whoever can write to the cache may do anything.
+// A 128-bit hash of the fields in hexadecimal: names kernels and detects damaged ones. It need not
+// be cryptographic: an attacker who can write to the cache can run code anyway.
 std::string fingerprint(const std::vector<std::string_view>& fields);
 
-// $BRRR_CACHE_DIR, $XDG_CACHE_HOME/brrr, $HOME/.cache/brrr or /tmp/brrr-<uid>: the first that the
-// environment names at this moment. Whoever can write there could run code in this process, so one
-// that others can write, or that somebody else owns, is refused: kernels then go to a private
-// directory that lasts as long as the process, and stderr says so once. One that a killed process
-// has left goes when another is made.
+// The first of $BRRR_CACHE_DIR, $XDG_CACHE_HOME/brrr, $HOME/.cache/brrr and /tmp/brrr-<uid> that
+// the environment defines now. A user who can write there could run code in this process, so a
+// directory that others can write to or own is refused: kernels then go to a private directory that
+// is removed when the process ends, and stderr says so once. Private directories left behind by
+// killed processes are removed when a new one is made.
 std::string kernel_cache_dir();
 
-// Where the kernels of that key are, or would be.
+// The path of the kernels of that key, whether they exist or not.
 std::string kernel_path(const std::string& dir, const std::string& key);
 
-// Their machine code, if it is there, whole, and nobody else's. Marks it as just used.
+// The machine code if it exists, is intact and only this user can write it. Updates its mtime.
 std::optional<std::string> read_kernel(const std::string& dir, const std::string& key);
 
-// Puts machine code into the cache, in one step for every other process; the first and every 64th
-// time in a process it bounds the cache. Throws Error when the disk is full.
+// Writes machine code to the cache, atomically for other processes. The first and every 64th call
+// in a process trims the cache. Throws Error when the file cannot be written (a full disk, say).
 void publish_kernel(const std::string& dir, const std::string& key, const std::string& code);
 
-// The same for what this process has all the same: only the next one pays for a disk that is full,
-// and stderr says so once.
+// The same for code that this process holds in memory: a failure only costs the next process a
+// build, so it is reported once on stderr and not thrown.
 void try_to_publish(const std::string& dir, const std::string& key, const std::string& code);
 
-// Of those who build the same kernels at the same time, processes or threads, one runs the compiler
-// and the others wait, for 20 seconds at most, and then look for what it published. If there is
-// nothing they build side by side; so does everybody where the file system has no locks.
+// When processes or threads build the same kernels at the same time, one runs the compiler; the
+// others wait up to 20 seconds and then look for what it published. If it published nothing they
+// build concurrently; so do all of them where the file system has no locks.
 class BuildLock : NotCopied {
  public:
   BuildLock(const std::string& dir, const std::string& key);
@@ -56,16 +56,16 @@ class BuildLock : NotCopied {
  private:
   bool lock(short kind) const;
   int file_;
-  int64_t at_;  // The byte of the cache's lock file that stands for the key.
+  int64_t at_;  // The offset in the cache's lock file that the key maps to; one byte is locked.
 };
 
-// Removes what was not used for longest until both limits hold, and what killed processes left.
-// Touches nothing that does not have the name of a file of ours.
+// Removes the least recently used kernels until both limits hold, and build directories of killed
+// processes. Leaves files alone whose names are not the cache's.
 inline constexpr uint64_t most_kernel_bytes = uint64_t{512} << 20;
 void trim_kernel_cache(const std::string& dir, size_t most_files = 4096,
                        uint64_t most_bytes = most_kernel_bytes);
 
-// A directory in `parent` for one build, removed with all it holds.
+// A temporary directory in `parent` for one build; the destructor removes it with its contents.
 class ScratchDir : NotCopied {
  public:
   explicit ScratchDir(const std::string& parent);

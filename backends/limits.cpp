@@ -9,7 +9,7 @@
 
 namespace brrr::jit {
 
-constexpr const char* kForm = "brrr-limits-5";  // Of the figures, and of how they are measured.
+constexpr const char* kForm = "brrr-limits-5";  // Version of the layout and the measuring method.
 
 static std::vector<double> figures_of(const DeviceLimits& l) {
   std::vector<double> all{static_cast<double>(l.threads), l.round_trip_ns,
@@ -21,7 +21,7 @@ static std::vector<double> figures_of(const DeviceLimits& l) {
   return all;
 }
 
-// Such figures' own.
+// The inverse of figures_of.
 static DeviceLimits limits_of(const std::vector<double>& all) {
   DeviceLimits l;
   l.threads = static_cast<int>(all[0]);
@@ -52,7 +52,7 @@ double product_gflops(Device device, DType dtype) {
   constexpr int64_t largest = 8192;
   constexpr double long_enough = 2e-3;
   for (int64_t n = 256;; n *= 2) {
-    // Neither draws, whose stream is the user's, nor zeros, which cost a card less power.
+    // Not random numbers: they would advance the user's RNG. Not zeros: they draw less power.
     const Tensor a = sin(arange(static_cast<double>(n * n), device)).view({n, n}).to(dtype);
     const double seconds = best_seconds(device, [&] { a.matmul(a); });
     if (seconds < long_enough && n < largest) continue;
@@ -61,11 +61,11 @@ double product_gflops(Device device, DType dtype) {
   }
 }
 
-DeviceLimits kept_limits(Device device, const std::string& how, bool anew,
-                         const std::function<DeviceLimits(Keep&)>& measure) {
+DeviceLimits cached_limits(Device device, const std::string& how, bool anew,
+                           const std::function<DeviceLimits(Keep&)>& measure) {
   const DeviceProperties p = device_properties(device);
-  return limits_of(kept_figures({kForm, name(device), p.name, p.versions, how}, anew,
-                                [&](Keep& keep) { return figures_of(measure(keep)); }));
+  return limits_of(cached_figures({kForm, name(device), p.name, p.versions, how}, anew,
+                                  [&](Keep& keep) { return figures_of(measure(keep)); }));
 }
 
 }  // namespace brrr::jit

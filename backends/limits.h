@@ -1,5 +1,5 @@
 #pragma once
-// Measured limits, kept on disk beside the kernels: <key> names the machine.
+// Measured device limits, kept on disk in the kernel cache under a key that names the machine.
 
 #include <functional>
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace brrr::jit {
 
-/// The shortest time in seconds of one f() among four in the device's queue.
+/// Seconds per f(): the minimum over 7 samples, each of four calls queued back to back.
 double best_seconds(Device device, const std::function<void()>& f);
-/// Of products of square matrices that grow until one is long enough to use all of the device.
+/// GFLOP/s of square matrix products: doubles the side from 256 until one takes 2 ms or is 8192.
 double product_gflops(Device device, DType dtype);
 
-/// Those kept of the device, and of what else decides them, or what `measure` finds and says how
-/// long to keep.
-DeviceLimits kept_limits(Device device, const std::string& how, bool anew,
-                         const std::function<DeviceLimits(Keep&)>& measure);
+/// The limits kept for this device and for `how`, whatever else they depend on; if there are none,
+/// or with `anew`, those that `measure` returns. `measure` also sets how long they are kept.
+DeviceLimits cached_limits(Device device, const std::string& how, bool anew,
+                           const std::function<DeviceLimits(Keep&)>& measure);
 
 }  // namespace brrr::jit

@@ -1,7 +1,7 @@
-# What the modules have in common that brrr opens when they are asked for, each the only part that
+# Functions shared by the modules that brrr opens on first use; each module is the only code that
 # needs its library.
 
-# brrr_leave_out(<option> <module> <missing> <mend>): says so or, where the option is ON, ends.
+# brrr_leave_out(<option> <module> <missing> <mend>): reports it; an error where <option> is ON.
 function(brrr_leave_out option module missing mend)
   if(${option} STREQUAL "AUTO")
     message(STATUS "brrr: ${module} is left out, not found: ${missing}")
@@ -11,7 +11,7 @@ function(brrr_leave_out option module missing mend)
   endif()
 endfunction()
 
-# brrr_add_module(<name> <source>..), which lies beside the programs.
+# brrr_add_module(<name> <source>..): a module in the programs' directory.
 function(brrr_add_module name)
   add_library(${name} MODULE ${ARGN})
   target_compile_options(${name} PRIVATE ${brrr_options} ${sanitize})

@@ -28,24 +28,24 @@ static std::vector<std::string> candidates(const std::string& file, const char* 
 
 const void* open_boundary(const std::string& file, const char* variable, const char* symbol,
                           int abi, std::string& why) {
-  std::string words;  // The loader's.
+  std::string error;  // dlerror() of the most relevant attempt.
   for (const std::string& path : candidates(file, variable)) {
-    // Threads of what it opens in turn outlive main.
+    // Never closed: threads of the libraries that the module loads outlive main.
     void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
-      const char* said = dlerror();
-      if (words.empty() || access(path.c_str(), F_OK) == 0) words = said ? said : "unknown reason";
+      const char* text = dlerror();
+      if (error.empty() || access(path.c_str(), F_OK) == 0) error = text ? text : "unknown reason";
       continue;
     }
     const auto get = reinterpret_cast<const int* (*)()>(dlsym(library, symbol));
     const int* const found = get ? get() : nullptr;
     if (found && *found == abi) return found;
-    why = path + " is no module of brrr";
+    why = path + " is not a brrr module";
     if (found)
       why = fmt::format("{} is of another build (interface {}, wanted {})", path, *found, abi);
     return nullptr;
   }
-  why = fmt::format("the module {} cannot be loaded ({})", file, words);
+  why = fmt::format("the module {} cannot be loaded ({})", file, error);
   return nullptr;
 }
 

@@ -1,14 +1,14 @@
 #pragma once
-// Modules of ours that are opened when they are asked for.
+// Opens brrr's optional shared modules (CUDA, NCCL, MPI) on first use.
 
 #include <string>
 
 namespace brrr {
 
-/// What the function `symbol` of a module returns: a struct that begins with an int, its interface,
-/// which is to be `abi`. Null, and why, where there is none. The module is what `variable` in the
-/// environment names, else the file beside the program, beside the library that this code is in, or
-/// where the loader looks; it is never closed.
+/// Opens a module and returns the result of its function `symbol`: a struct whose first member is
+/// an int, the interface version, which must equal `abi`. On failure returns null and sets `why`.
+/// The module is the path in environment variable `variable`, else `file` beside the program,
+/// beside the library that contains this code, or on the loader's search path. It is never closed.
 const void* open_boundary(const std::string& file, const char* variable, const char* symbol,
                           int abi, std::string& why);
 

@@ -13,7 +13,7 @@
 
 namespace brrr {
 
-// The value of the first that is there, else `none`.
+// The value of the first environment variable that is set, else `none`.
 static int first_of(std::initializer_list<const char*> names, int none) {
   for (const char* name : names) {
     if (const char* value = std::getenv(name)) return std::atoi(value);
@@ -21,9 +21,9 @@ static int first_of(std::initializer_list<const char*> names, int none) {
   return none;
 }
 
-// By Open MPI, by MPICH and its kin, by SLURM's srun.
+// Set by Open MPI, MPICH and its derivatives, or SLURM's srun.
 int ranks_of_environment() {
-  // A batch script sees the number of tasks as well: only srun gives each a number and a step.
+  // sbatch also exports the number of tasks; only srun sets a rank and a step for each process.
   const int tasks = std::getenv("SLURM_PROCID") ? first_of({"SLURM_STEP_NUM_TASKS"}, 1) : 1;
   return std::max(1, first_of({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}, tasks));
 }
@@ -32,8 +32,8 @@ int rank_of_environment() {
   return first_of({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"}, 0);
 }
 
-// Ranks that may use the same processors share them: each takes as many threads as there are for
-// it, and keeps to those. Where a launcher has bound each to its own, none shares.
+// Divides the CPUs of the affinity mask among the `sharing` ranks that have the same mask: sets the
+// thread count to CPUs / ranks and pins the process to those. Ranks bound apart do not share.
 static void share_processors(int place, int sharing) {
   cpu_set_t all;
   CPU_ZERO(&all);
@@ -63,11 +63,10 @@ const Transport* join_run() {
   const char* failure = nullptr;
   const Transport* t = module->join(&failure);
   BRRR_CHECK(t, "dist: {}", failure ? failure : "MPI did not start");
-  BRRR_CHECK(
-      t->size == ranks_of_environment(),
-      "dist: started as one of {} processes, but {} knows of {}: start it with the mpirun of "
-      "that MPI, or srun --mpi=pmix",
-      ranks_of_environment(), t->version, t->size);
+  BRRR_CHECK(t->size == ranks_of_environment(),
+             "dist: started as one of {} processes, but {} reports {}: start it with the mpirun of "
+             "that MPI, or srun --mpi=pmix",
+             ranks_of_environment(), t->version, t->size);
   share_processors(t->local_rank, t->local_size);
   return t;
 }

@@ -7,11 +7,10 @@
 
 namespace brrr {
 
-/// A set of addresses, for those who ask thousands of times in a step whether one came before. It
-/// keeps its memory when it is cleared.
+/// A set of addresses for thousands of lookups per step. It keeps its memory when it is cleared.
 class AddressSet {
  public:
-  /// Whether it was not there.
+  /// Returns whether it is new.
   bool insert(const void* p) {
     if (2 * (count_ + 1) > slots_.size()) grow();
     const bool added = !std::exchange(slots_[find(p)], p);
@@ -25,8 +24,8 @@ class AddressSet {
   }
 
  private:
-  // Where it is, or is to be: linear probing from a multiplicative hash (Knuth, "The Art of
-  // Computer Programming", 6.4).
+  // The slot that holds p or is to hold it: linear probing from a multiplicative hash (Knuth, "The
+  // Art of Computer Programming", 6.4).
   size_t find(const void* p) const {
     const size_t mask = slots_.size() - 1;
     size_t at = (reinterpret_cast<uintptr_t>(p) * 0x9e3779b97f4a7c15u) >> 32 & mask;
@@ -41,7 +40,7 @@ class AddressSet {
     }
   }
 
-  std::vector<const void*> slots_;  // Null where none is; a power of two.
+  std::vector<const void*> slots_;  // Null: empty. The size is a power of two.
   size_t count_ = 0;
 };
 

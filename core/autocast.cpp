@@ -9,13 +9,13 @@ namespace brrr {
 
 AutocastGuard::AutocastGuard(DType dtype) : dtype_(context.autocast, dtype) {
   BRRR_CHECK(dtype == kBFloat16 || dtype == kFloat16 || dtype == kFloat32,
-             "AutocastGuard: {} is no dtype for autocast; use kBFloat16, kFloat16, or kFloat32 to "
+             "AutocastGuard: {} is not an autocast dtype; use kBFloat16, kFloat16, or kFloat32 to "
              "switch it off",
              name(dtype));
 }
 DType autocast_dtype() { return context.autocast; }
 
-// The dtype that an operand of `t` is cast to; `t` itself where it stays.
+// The dtype that an operand of dtype `t` is cast to; `t` itself: no cast.
 static DType operand_dtype(Autocast rule, DType t) {
   if (!is_floating(t) || t == kFloat64) return t;
   return rule == Autocast::Round ? context.autocast : kFloat32;

@@ -17,11 +17,11 @@ namespace brrr {
 /// - everything else, cumsum too, follows its operands. float64 and integers are left alone.
 ///
 /// Weights stay as they are: the casts are ordinary recorded ops with gradients, so each leaf gets
-/// its gradient in its own dtype, and a graph-mode step that is called with another guard than
-/// before is another recording. A weight is cast at each use of it in the forward pass (backward
-/// reuses that copy); there is no cache, whose hits would depend on grad mode and on what was
-/// written meanwhile. backward() and grad() run as recorded by the forward pass, inside a guard or
-/// not. Guards nest; AutocastGuard(kFloat32) switches it off inside another.
+/// its gradient in its own dtype, and a graph-mode step called under another guard than before
+/// makes a new recording. A weight is cast at each use of it in the forward pass (backward reuses
+/// that copy); there is no cache, whose hits would depend on grad mode and on writes in between.
+/// backward() and grad() run as recorded by the forward pass, inside a guard or not. Guards nest;
+/// AutocastGuard(kFloat32) switches it off inside another.
 ///
 /// CPUs gain nothing: there are no 16-bit matrix kernels here, products widen their operands again,
 /// so that a step takes longer than in float32. It is for trying out what a GPU will compute.
@@ -34,8 +34,8 @@ class AutocastGuard : NotCopied {
  private:
   Held<DType> dtype_;
 };
-/// `t` as a product takes it under the innermost guard, `t` itself without one: for functions that
-/// look at dtypes before their row is called.
+/// `t` cast as a product takes it under the innermost guard, or `t` itself without a guard: for
+/// functions that look at dtypes before they call their op.
 Tensor autocast_operand(const Tensor& t);
 /// The dtype of the innermost guard on this thread; kFloat32 if there is none or it is off.
 DType autocast_dtype();

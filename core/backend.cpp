@@ -20,7 +20,7 @@ const Backend& detail::find_backend(DeviceType type) {
   return b;
 }
 
-void detail::no_such(Device device) {
+void detail::no_such_device(Device device) {
   fail("there is no {}: a process has one GPU, {}; CUDA_VISIBLE_DEVICES chooses which",
        name(device), name(kCUDA));
 }
@@ -34,12 +34,12 @@ bool cuda_available() {
   }
 }
 
-static thread_local constinit Device made_on = kCPU;
+static thread_local constinit Device thread_device = kCPU;
 void set_default_device(Device device) {
   backend(device);  // Throws here, not at the first tensor.
-  made_on = device;
+  thread_device = device;
 }
-Device default_device() { return made_on; }
+Device default_device() { return thread_device; }
 
 void synchronize(Device device) { backend(device).synchronize(); }
 

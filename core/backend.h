@@ -30,12 +30,12 @@ struct Gemm {
   int64_t ldb;
   void* c;
   int64_t ldc;
-  bool chain = false;            ///< As is_chain() says of the product that this is a part of.
-  bool add = false;              ///< The sums of a chain go on from what C holds.
-  const void* packed = nullptr;  ///< What pack_right() made of B.
+  bool chain = false;            ///< is_chain() of the product that this is a part of.
+  bool add = false;              ///< The sums of a chain continue from what C holds.
+  const void* packed = nullptr;  ///< B as packed by pack_right(), or null.
 };
 
-/// Text of generated kernels: what several of them use, and each by itself.
+/// Text of generated kernels: the part that several of them use, and each kernel.
 struct KernelSource {
   std::string shared;
   std::vector<std::string> kernels;
@@ -47,8 +47,8 @@ struct KernelSource {
 };
 struct KernelModule;  ///< Generated kernels after building.
 
-/// For messages about memory: how many blocks of so many bytes an owner has, and the first five of
-/// them, "; the largest: 2 x 4096 of matmul, 1 x 512 of add".
+/// For messages about memory: the number of blocks per owner and size, and the five largest as
+/// text, "; the largest: 2 x 4096 of matmul, 1 x 512 of add".
 using Holders = std::map<std::pair<std::string, size_t>, size_t>;
 std::string name_largest(const Holders& holders);
 
@@ -66,16 +66,16 @@ struct Backend {
   void (*copy_from_host)(void* dst, const void* src, size_t bytes);
   void (*copy_to_host)(void* dst, const void* src, size_t bytes);
   void (*copy)(void* dst, const void* src, size_t bytes);
-  /// Runs a call whose outputs have memory: what the op's row has for the device, after its check
-  /// of values where those can be seen.
+  /// Runs a call whose outputs have memory with the kernel of the op's row for the device, after
+  /// its check of values where the host can see these.
   void (*launch)(OpCall& call);
   /// n products of one shape: operands of product i begin at[3 i], at[3 i + 1] and at[3 i + 2]
-  /// elements after A, B and C, on a GPU at even distances. Each has the bits that it would have by
-  /// itself.
+  /// elements after A, B and C, on a GPU at constant distances. Each has the same bits as when run
+  /// by itself.
   void (*gemm)(const Gemm& first, int64_t n, const int64_t* at);
   void (*synchronize)();
   /// Builds kernel text (without the prelude) and keeps it loaded until `unload`. Throws
-  /// brrr::Error with the compiler's words when that fails or there is no compiler. `cached`: it
+  /// brrr::Error with the compiler's message when that fails or there is no compiler. `cached`: it
   /// was found on disk, nothing was compiled.
   KernelModule* (*build)(const KernelSource& source, bool& cached);
   void* (*symbol)(KernelModule* m, const char* name);
@@ -89,7 +89,7 @@ namespace detail {
 // Set once each, before first use of the device.
 inline const Backend* backends[kDeviceTypes] = {};
 const Backend& find_backend(DeviceType type);
-[[noreturn]] void no_such(Device device);
+[[noreturn]] void no_such_device(Device device);
 }  // namespace detail
 /// The backend of a device; throws brrr::Error, saying what is missing, when there is none.
 inline const Backend& backend(DeviceType type) {
@@ -100,34 +100,34 @@ inline const Backend& backend(DeviceType type) {
 /// The same for a device that a user names: there is one GPU, the first that the process sees.
 inline const Backend& backend(Device device) {
   if (device.index != 0) [[unlikely]]
-    detail::no_such(device);
+    detail::no_such_device(device);
   return backend(device.type);
 }
 
-/// What the host offers besides: its memory, products and threads. Defined by backends/cpu.
+/// What the host offers besides: memory, products and threads. Defined by backends/cpu.
 namespace host {
-/// What a tensor of `bytes` takes in a row of blocks; 0 for one that cannot be in a row.
+/// Bytes of a tensor's block in allocate_row(); 0: a tensor of `bytes` cannot have one.
 size_t block_bytes(size_t bytes) noexcept;
-/// One piece of memory for n tensors, block_bytes() apart, each of which is deallocated by itself;
-/// null as for allocate().
+/// One allocation for n tensors, block_bytes() apart, each of which is deallocated by itself; null
+/// as for allocate().
 void* allocate_row(const size_t* bytes, size_t n) noexcept;
-/// Whether each element is one chain of multiply-adds: rows may be computed apart, and terms added
-/// later, without a change of bits.
+/// Whether each element is one chain of multiply-adds: computing rows separately, or adding terms
+/// later, does not change its bits.
 bool is_chain(const Gemm& problem);
-/// Bytes of B as the product's kernel reads it, where that is a copy; 0: it reads B.
+/// Bytes of the packed copy of B that the product's kernel reads; 0: it reads B itself.
 int64_t packed_right_bytes(const Gemm& problem);
-/// Makes that copy, for as many products of these sizes as there are.
+/// Makes that copy, for any number of products of these sizes.
 void pack_right(const Gemm& problem, void* to);
 /// Splits [0, n) into at most as many contiguous chunks as the pool has threads, each but the last
 /// a multiple of `grain`, and calls fn once for each. One inline call fn(ctx, 0, n) when n <= grain
-/// or the gang of threads is not to be had, so results must not depend on the split. All compute as
-/// the caller does, with its rounding and its denormals. The first exception of the lowest chunk is
-/// rethrown after all chunks have ended.
+/// or the pool's threads are not available, so results must not depend on the split. All chunks use
+/// the caller's rounding and denormal modes. The first exception of the lowest chunk is rethrown
+/// after all chunks have ended.
 using RangeFn = void (*)(void* ctx, int64_t begin, int64_t end);
 void run_ranges(int64_t n, int64_t grain, RangeFn fn, void* ctx);
 }  // namespace host
 
-/// A piece of host memory, and how far behind the others' common beginning it goes.
+/// A piece of host memory, and its offset in bytes at the destination.
 struct HostPart {
   const void* from;
   size_t at, bytes;
@@ -135,36 +135,36 @@ struct HostPart {
 
 struct DeviceGraph;
 struct HostCopy;
-/// What is queued on a device that has a queue: marks, captured work, early copies. Defined by
+/// The queue of a device that has one: marks, captured work, early copies. Defined by
 /// backends/cuda.
 namespace device_queue {
-struct Mark;  ///< A point in the queue that knows its time.
+struct Mark;  ///< A point in the queue, with a time stamp.
 Mark* mark();
-/// Microseconds from one mark to another, both of which it waits for. They may be asked again.
+/// Microseconds from one mark to another; waits for both. They may be used again.
 double between(Mark* from, Mark* to);
 void drop(Mark* mark) noexcept;
 
 // --- captured work that runs as one launch ------------------------------------------------------
-/// From here on what this thread queues is noted instead of run, until the capture's end.
+/// From here on, work that this thread queues is captured instead of run, until the capture ends.
 void begin_capture();
-/// Throws brrr::Error with what spoilt the capture. Memory that kernels took and gave back
+/// Throws brrr::Error with what invalidated the capture. Memory that kernels took and gave back
 /// meanwhile stays the graph's.
 DeviceGraph* end_capture(size_t* nodes);
-void abandon_capture() noexcept;  ///< Nothing to do if no capture is going on.
+void abandon_capture() noexcept;  ///< No effect without a capture.
 void launch(DeviceGraph* g);
 void release(DeviceGraph* g) noexcept;
 size_t bytes_of(DeviceGraph* g);
-/// The device's one arena for replays, at least so large; it never moves. Null when there is not
+/// The device's one arena for replays, of at least `bytes`; it never moves. Null when there is not
 /// enough memory.
 char* arena(size_t bytes);
-/// Queues the pieces, in the order of their places, as one copy through pinned memory. They may be
-/// changed at once; what lies between them on the device is not kept.
+/// Queues the pieces, in the order of their offsets, as one copy through pinned memory. The caller
+/// may change them at once; bytes between them on the device are not preserved.
 void upload(void* to, const HostPart* parts, size_t n);
-/// A number for a place in a step, a module path, which notes of faults carry from then on.
+/// A number for a place in a step, a module path, which fault reports carry from then on.
 uint32_t site(const std::string& path);
-/// A copy of at most 64 bytes to the host is queued; null when it cannot be.
+/// Queues a copy of at most kEarlyBytes to the host; null when it cannot be queued.
 HostCopy* copy_out(const void* from, size_t bytes);
-/// Waits for that copy, and for nothing that was queued after it. Throws like copy_to_host.
+/// Waits for that copy, but not for work queued after it. Throws like copy_to_host.
 void read(const HostCopy& c, void* to, size_t offset, size_t bytes);
 void drop(HostCopy* c) noexcept;
 }  // namespace device_queue

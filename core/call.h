@@ -1,6 +1,6 @@
 #pragma once
 // One call of an op: from tensors and attributes to results. (Pointwise calls, whose operands may
-// be numbers, have forms of their own: ops/kinds/pointwise.h.)
+// be scalars, have forms of their own: ops/kinds/pointwise.h.)
 //
 //   return call(slice_row, {t}, SliceAttrs{.dim = d, .start = 0, .length = n, .step = 1});
 
@@ -14,8 +14,8 @@
 
 namespace brrr {
 
-/// Inputs of a call, {x, weight}, or n in a row. They are borrowed until it has run; an undefined
-/// tensor is an absent input.
+/// Inputs of a call, {x, weight}, or an array of n. They are borrowed until it has run; an
+/// undefined tensor is an absent input.
 class Inputs {
  public:
   static constexpr int kMost = 128;
@@ -48,7 +48,7 @@ Tensor call(const OpDef& op, const Inputs& in, const Attributes&... attributes) 
   return std::move(c.out[0]);
 }
 
-/// All results: op.n_out, but of rows that have more or fewer from one call to the next.
+/// All results: op.n_out of them, unless the row's number of outputs varies from call to call.
 using Outputs = std::array<Tensor, kMaxOutputs>;
 template <class... Attributes>
 Outputs call_outputs(const OpDef& op, int n_out, const Inputs& in,

@@ -1,5 +1,5 @@
 #pragma once
-// What a thread carries from op to op, or keeps to use again, and the recorder's interface.
+// State of a thread that ops share or reuse, and the recorder's interface.
 
 #include "core/op.h"
 #include "core/thread_own.h"
@@ -14,7 +14,7 @@ struct Scope {
   const Scope* parent;
 };
 
-/// A kernel of a replay, for those who look on.
+/// A kernel of a replay, as reported to the observer.
 struct KernelNote {
   std::string name;    ///< Its ops.
   std::string module;  ///< Of the first of them.
@@ -22,38 +22,37 @@ struct KernelNote {
   Work work;
 };
 
-/// Looks at what this thread runs, while it is installed in `context`: every kernel of both modes
-/// passes it.
+/// Observes what this thread runs, while it is installed in `context`: every kernel of both modes.
 struct Observer {
   virtual ~Observer() = default;
   /// A kernel is about to run on the device.
   virtual void begins(Device) {}
-  /// It threw.
+  /// The kernel threw.
   virtual void failed() {}
-  /// The call has run eagerly; its operands are still there. (Views come here without begins().)
+  /// The call has run eagerly; its operands still exist. (Views come here without begins().)
   virtual void ran(const OpCall& call) = 0;
-  /// What comes between the two is done for the observer, who may leave its time out.
+  /// Work between the two is done for the observer itself, which may leave its time out.
   virtual void pause() {}
   virtual void resume() {}
-  /// A replay has run that kernel of its plan.
+  /// A replay has run this kernel of its plan.
   virtual void ran(const KernelNote&, Device) {}
 };
 
 /// Follows a backward pass, while it is installed in `context`.
 struct GradientHook {
   virtual ~GradientHook() = default;
-  /// The pass has nothing more to add to this leaf's gradient.
+  /// The pass adds nothing more to this leaf's gradient.
   virtual void ready(TensorImpl& leaf) = 0;
   /// The pass is over.
   virtual void finished() = 0;
-  /// An error has ended the pass, or a replay that had one: what reads gradients or writes to them
-  /// has to end, too, before they go or get other contents.
+  /// An error has ended the pass, or a replay that contained one: everything that reads or writes
+  /// gradients has to stop before they are freed or overwritten.
   virtual void abandoned() noexcept = 0;
-  /// Whether a pass is still to come; else another hook may take this one's place.
+  /// Whether a pass is still to come; if not, another hook may replace this one.
   virtual bool awaited() const = 0;
 };
 
-/// Memory planned for the scratch tensors of an op's kernel, as its row asks.
+/// Memory planned for the scratch tensors of an op's kernel, as its row declares.
 struct Scratch {
   const OpDef* op = nullptr;  ///< Null: nothing is planned.
   char *next = nullptr, *end = nullptr;
@@ -70,13 +69,13 @@ struct Context {
   const OpDef* running = nullptr;  ///< The op run last, for messages about memory.
   Scratch scratch;                 ///< While a replay runs a kernel: raw_empty takes from it.
   uint32_t site = 0;               ///< While a replay queues kernels: see device_queue::site().
-  int tf32 = -1;  ///< What a recorded step has of allow_tf32(); below 0: it is as for all threads.
+  int tf32 = -1;                   ///< The recorded step's allow_tf32(); < 0: that of all threads.
 };
 inline thread_local constinit Context context;
 
-/// The one place through which kernels pass, of both modes, on every device. Who looks on sees it
-/// begin, and fail; the caller says what it was.
-template <class Run> inline void pass_through(Device device, const Run& run) {
+/// The one place through which all kernels pass, of both modes and every device. The observer sees
+/// each one begin and fail; the caller reports what it was.
+template <class Run> inline void run_observed(Device device, const Run& run) {
   Observer* const observer = context.observer;
   if (!observer) [[likely]]
     return run();
@@ -89,8 +88,8 @@ template <class Run> inline void pass_through(Device device, const Run& run) {
   }
 }
 
-/// While it lives ops run at once and leave no trace: nobody records or observes them, no gradient
-/// is kept, autocast is off.
+/// While it lives ops run at once and leave no trace: no recorder, no observer, no gradients, no
+/// autocast.
 class PlainScope : NotCopied {
   Held<Recorder*> recorder_{context.recorder, nullptr};
   Held<Observer*> observer_{context.observer, nullptr};
@@ -100,8 +99,8 @@ class PlainScope : NotCopied {
   Held<const OpDef*> running_{context.running, context.running};
 };
 
-/// Metadata whose old value a recorder keeps, so that a step that throws has changed nothing.
-/// HasGrad: nothing changes, but that there is a gradient was looked at.
+/// Metadata whose old value a recorder journals, so that a step that throws has changed nothing.
+/// HasGrad: nothing changes, but the code has seen that there is a gradient.
 enum class Field : uint8_t { Grad, RequiresGrad, History, Version, HasGrad };
 
 /// A step's recorder, called by core while it is installed in `context`.
@@ -114,18 +113,18 @@ struct Recorder : Placeholders {
   /// `t`, which is on the CPU, with the values that it has at this point of the step. Throws if the
   /// step computes them: there are none yet.
   virtual Tensor host_values(const TensorImpl& t) = 0;
-  /// About to change metadata of a tensor that existed before the step.
+  /// Called before the metadata of a tensor from before the step changes.
   virtual void journal(TensorImpl& t, Field f) = 0;
-  /// About to change a control cell.
+  /// Called before a control cell changes.
   virtual void journal(ControlCell& cell) = 0;
-  /// A backward pass has used up a tape node that existed before the step: it keeps what it saved
-  /// until the step has run.
+  /// A backward pass has consumed a tape node from before the step: it keeps what it saved until
+  /// the step has run.
   virtual void journal(Node& node) = 0;
-  /// How many views of `s` are still there for what was journalled alone.
-  virtual uint32_t kept_views(const Storage& s) = 0;
-  uint64_t number = 0;     ///< Of this call of a step; tape nodes made inside it have it.
-  bool sets_rng = false;   ///< The step has set the random stream itself.
-  bool goes_back = false;  ///< A backward pass has used a tape node from before the step.
+  /// How many views of `s` exist only because the journal holds them.
+  virtual uint32_t journalled_views(const Storage& s) = 0;
+  uint64_t number = 0;           ///< Of this call of a step; tape nodes made inside it have it.
+  bool sets_rng = false;         ///< The step has set the random stream itself.
+  bool uses_older_tape = false;  ///< A backward pass has used a tape node from before the step.
 };
 
 /// Throws inside a recorded step: `what` needs data that does not exist yet. Also throws when `t`
@@ -137,15 +136,15 @@ inline void before_change(TensorImpl& t, Field f) {
 }
 
 namespace detail {
-bool overlaps_itself(const TensorImpl& t);  ///< Two of its elements may be one.
+bool overlaps_itself(const TensorImpl& t);  ///< Whether two of its elements may share memory.
 void check_in_place(const OpCall& call, bool grads);
 void after_write(OpCall& call, bool grads);
 void run_now(OpCall& call);
-/// Casts the operands as the op's row says, then goes on as ever.
+/// Casts the operands as the op's row says, then dispatches.
 void dispatch_autocast(OpCall& call);
 }  // namespace detail
 
-/// dispatch(), for callers that are worth a copy of it.
+/// dispatch() without autocast, inlined for hot callers.
 [[gnu::always_inline]] inline void dispatch_inline(OpCall& c) {
   uint8_t flags = 0;
   for (int i = 0; i < c.n_in; ++i) flags |= c.in[i] ? c.in[i]->flags : 0;
@@ -153,7 +152,7 @@ void dispatch_autocast(OpCall& call);
   if (c.into) [[unlikely]]
     detail::check_in_place(c, grads);
   if (Recorder* r = context.recorder) {
-    r->op(c);  // Checks operands that it has not met before.
+    r->op(c);  // Checks operands that are new to it.
   } else {
     detail::run_now(c);
   }
@@ -162,7 +161,7 @@ void dispatch_autocast(OpCall& call);
   if (grads) write_tape(*c.op, c.in, c.n_in, c.attrs, c.out, c.n_out, c.into);
 }
 
-/// Names of the modules that are computing, "mlp.fc1"; "" outside of all.
+/// Path of the modules that are computing, "mlp.fc1"; "" outside of all.
 std::string module_path();
 
 /// Counts changes that a frozen step cannot see: requires_grad and train/eval switches.

@@ -1,14 +1,14 @@
-# How brrr finds the libraries it uses, as imported targets brrr::<name>. Also installed: whoever
-# links the static library has to link OpenBLAS and {fmt} too.
+# How brrr finds the libraries it uses, as imported targets brrr::<name>. Also installed: programs
+# that link the static library have to link OpenBLAS and {fmt} too.
 #
-# Headers and libraries are looked up directly, because some of Debian's CMake packages name /usr
-# outright and so fail where the packages are unpacked into a prefix (CMAKE_PREFIX_PATH).
+# Headers and libraries are looked up directly, because some of Debian's CMake packages hard-code
+# /usr and so fail where the packages are unpacked into a prefix (CMAKE_PREFIX_PATH).
 include(CheckCXXSourceCompiles)
 include(CMakePushCheckState)
 
 # brrr_find(<name> DEBIAN <package> HEADERS <header>...
 #           [LIBRARIES <library>...] [SUFFIXES <dir>...])
-# Defines brrr::<name>, or appends to brrr_missing (what) and brrr_missing_packages (the mend).
+# Defines brrr::<name>, or appends to brrr_missing (what) and brrr_missing_packages (to install).
 macro(brrr_find name)
   if(NOT TARGET brrr::${name})
     cmake_parse_arguments(_arg "" "DEBIAN" "HEADERS;LIBRARIES;SUFFIXES" ${ARGN})
@@ -22,7 +22,7 @@ macro(brrr_find name)
       add_library(brrr::${name} INTERFACE IMPORTED)
       target_include_directories(brrr::${name} INTERFACE ${_brrr_INCLUDE})
       target_link_libraries(brrr::${name} INTERFACE ${_brrr_LIBRARY})
-      # What a library needs itself may lie beside it, or one folder up (variants of OpenBLAS).
+      # A library's own dependencies may be beside it, or one folder up (variants of OpenBLAS).
       foreach(_brrr_item IN LISTS _brrr_LIBRARY)
         get_filename_component(_brrr_dir "${_brrr_item}" DIRECTORY)
         target_link_options(brrr::${name} INTERFACE
@@ -32,7 +32,7 @@ macro(brrr_find name)
   endif()
 endmacro()
 
-# Sets _brrr_<kind> to the folders or files found and appends what is not there to _brrr_absent.
+# Sets _brrr_<kind> to the folders or files found and appends the missing ones to _brrr_absent.
 macro(_brrr_locate name kind items suffixes)
   set(_brrr_${kind} "")
   foreach(_brrr_item ${items})
@@ -64,7 +64,7 @@ macro(brrr_find_openblas)
   brrr_find(openblas DEBIAN libopenblas-openmp-dev HEADERS cblas.h LIBRARIES openblas
     SUFFIXES ${_brrr_variants} ${_brrr_arch})
   if(TARGET brrr::openblas)
-    # Another BLAS behind the same cblas.h would have neither function.
+    # Another BLAS with the same cblas.h would have neither function.
     cmake_push_check_state(RESET)
     set(CMAKE_REQUIRED_LIBRARIES brrr::openblas)
     set(CMAKE_REQUIRED_QUIET ON)
@@ -81,7 +81,7 @@ macro(brrr_find_openblas)
   endif()
 endmacro()
 
-# What the library itself links.
+# The libraries that brrr itself links.
 macro(brrr_find_runtime)
   set(THREADS_PREFER_PTHREAD_FLAG ON)
   find_package(Threads REQUIRED)

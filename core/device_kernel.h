@@ -1,6 +1,6 @@
 #pragma once
-// Kernels given as text, for a device whose backend compiles them: what an op consists of there
-// when no kernel can be generated from its row.
+// Kernels given as text, for a device whose backend compiles them: the implementation of an op
+// there when no kernel can be generated from its row.
 //
 //   BRRR_DEVICE_STRUCT(EyeArguments, { char* to; long columns; });
 //   constexpr DeviceKernel eye{"eye", EyeArgumentsText, 256, {R"(
@@ -11,9 +11,9 @@
 //   run_kernel(eye, {.t = x.dtype}, {blocks}, EyeArguments{...});
 //
 // The dialect is CUDA C++ without headers after the device prelude (ops/vocabulary/vec_device.h):
-// KERNEL, or BLOCK_KERNEL where the threads of a block cooperate, name, the type of the one
-// argument `p`, and the threads of a block. EACH_KERNEL besides names what it runs over, and how
-// many of them there are.
+// KERNEL, or BLOCK_KERNEL where the threads of a block cooperate, takes the name, the type of the
+// one argument `p`, and the threads per block. EACH_KERNEL also names what it iterates over, and
+// its count.
 
 #include <cstdint>
 
@@ -34,17 +34,17 @@ struct OpDef;
   __VA_ARGS__                                \
   inline constexpr char TextName[] = #__VA_ARGS__ "\n"
 
-/// One text, compiled once for each variant that is asked for.
+/// One text, compiled once for each variant that is used.
 struct DeviceKernel {
   const char* name;     ///< Of the kernel in the text.
   const char* structs;  ///< Texts of the structs it takes.
-  int threads;          ///< Of a block.
+  int threads;          ///< Per block.
   const char* text[5];  ///< What kernels share, then the kernel.
 };
 
-/// What a kernel's text is compiled for. T is the element type of dtype t as it lies in memory and
-/// TV the one-lane vector of it; TC and TCV are the same of t's compute type, with TCV get(const
-/// T*) and void put(T*, TCV). U, UV, UC, UCV, get_u and so on belong to u; N is n.
+/// The parameters of a compilation. T is the element type of dtype t in memory and TV its one-lane
+/// vector; TC and TCV are the same for t's compute type, with TCV get(const T*) and void put(T*,
+/// TCV). U, UV, UC, UCV, get_u and so on belong to u; N is n.
 struct Variant {
   DType t = DType::Float32;
   DType u = DType::Float32;
@@ -60,24 +60,24 @@ struct Grid {
   int64_t shared_bytes = 0;
 };
 
-/// Queues the kernel on the current device; nothing to do if the grid is empty. Throws brrr::Error
-/// with the compiler's words when it cannot be built.
+/// Queues the kernel on the current device; does nothing if the grid is empty. Throws brrr::Error
+/// with the compiler's message when it cannot be built.
 template <class Arguments>
 void run_kernel(const DeviceKernel& k, Variant v, const Grid& g, const Arguments& a) {
   if (g.x > 0 && g.y > 0 && g.z > 0) backend(DeviceType::CUDA).run_kernel(k, v, g, &a, sizeof a);
 }
 namespace device_queue {
-/// The one place where kernels are queued: one that Backend::symbol gave, for a step's plan.
+/// The one place where kernels are queued: a kernel from Backend::symbol, for a step's plan.
 /// `arguments` are copied.
 void launch(void* kernel, const char* name, const Grid& grid, int threads, const void* arguments,
             size_t bytes);
 }  // namespace device_queue
-/// For kernels' arguments: where `in_range(p.fault, i, limit, p.op)` notes the first index outside
-/// [0, limit), which it answers with false: nothing may be read or written then. The next read of
-/// a tensor, or synchronize(), throws what was noted. `op` is fault_op(call). `bad_row(p.fault,
-/// row, p.op)` notes other values that an op cannot take.
+/// For kernels' arguments: where `in_range(p.fault, i, limit, p.op)` records the first index
+/// outside [0, limit), for which it returns false: nothing may be read or written then. The next
+/// read of a tensor, or synchronize(), throws the recorded error. `op` is fault_op(call).
+/// `bad_row(p.fault, row, p.op)` records other values that an op cannot take.
 char* device_fault();
-/// The op of a call, and in a replay where in the step it was called.
+/// Identifies the op of a call and, in a replay, the place of the call in the step.
 long fault_op(const OpDef& op, uint32_t site);
 long fault_op(const OpCall& c);
 /// Blocks of `threads` that cover n elements, `each` per thread.

@@ -1,4 +1,4 @@
-// The registry, and the one way an op is executed: recorded or run, then written to the tape.
+// The registry, and the only way an op is executed: recorded or run, then written to the tape.
 #include <algorithm>
 #include <cstdlib>
 #include <span>
@@ -22,7 +22,7 @@ const char* name(OpKind k) {
 // --- registry ------------------------------------------------------------------------------------
 
 static std::vector<const OpDef*>& rows() {
-  static auto& all = *new std::vector<const OpDef*>;  // Threads may ask while the process ends.
+  static auto& all = *new std::vector<const OpDef*>;  // Threads may read it while the process ends.
   return all;
 }
 const std::vector<const OpDef*>& registry() { return rows(); }
@@ -31,11 +31,11 @@ OpDef::OpDef(const char* n, const char* d, const OpSpec& spec)
     : OpSpec(spec), name(n), doc(d), index(static_cast<uint32_t>(rows().size())) {
   BRRR_CHECK(
       !find_op(n),
-      "{}: an op of this name is there already; give it another, and make one that stands in a "
-      "header inline",
+      "{}: an op of this name already exists; choose another name, and declare an op that is "
+      "defined in a header inline",
       n);
   if (is_view()) grad_aliases = 1;
-  // What a decomposition's gradient reads, and shares memory with, is not known.
+  // It is unknown what a decomposition's gradient reads, and what it shares memory with.
   if (kind == OpKind::Composite && !vjp) saves_inputs = grad_aliases = ~0u;
   rows().push_back(this);
 }
@@ -49,7 +49,7 @@ const OpDef* find_op(const std::string& n) {
 
 // --- execution -----------------------------------------------------------------------------------
 
-void note_view(OpCall& c, int k, const TensorImpl& of) {
+void mark_view(OpCall& c, int k, const TensorImpl& of) {
   const bool cut = of.view == View::Cut || (!context.grad_enabled && of.requires_grad());
   c.out[k].impl()->view = cut ? View::Cut : View::Yes;
   of.storage->views.retain();
@@ -60,7 +60,7 @@ void make_outputs(OpCall& c) {
     const OutMeta& m = c.meta[k];
     if (m.alias >= 0) {
       c.out[k] = tensor_on(*c.in[m.alias]->storage, m.dtype, m.sizes, m.strides, m.offset);
-      note_view(c, k, *c.in[m.alias]);
+      mark_view(c, k, *c.in[m.alias]);
     } else {
       c.out[k] = raw_empty(m.sizes, m.dtype, m.device);
     }
@@ -99,13 +99,13 @@ double operand_bytes(const OpCall& c) {
 
 void execute(OpCall& c) {
   const Device device = c.out[0].impl()->device;
-  if (!c.op->is_view()) pass_through(device, [&] { backend(device.type).launch(c); });
+  if (!c.op->is_view()) run_observed(device, [&] { backend(device.type).launch(c); });
   if (context.observer) [[unlikely]]
     context.observer->ran(c);
 }
 
-// Dims from the smallest stride up, each has to step over all that those before it reach. (Layouts
-// that interleave without touching are taken for overlapping.)
+// Dims by increasing stride: each has to step over all that the previous ones reach. (Layouts that
+// interleave without overlap count as overlapping.)
 [[gnu::noinline]] bool detail::overlaps_itself(const TensorImpl& t) {
   std::pair<int64_t, int64_t> dims[kMaxDims];  // Strides and sizes.
   for (int d = 0; d < t.ndim; ++d) dims[d] = {std::abs(t.strides[d]), t.sizes[d]};
@@ -118,10 +118,10 @@ void execute(OpCall& c) {
   return false;
 }
 
-// Whether view ops have made others of it that are there, as eager mode would have them.
+// Whether other tensors exist that view ops made of it, as eager mode would have them.
 static bool has_views(const Storage& s) {
   const uint32_t views = s.views.get() - 1;
-  return views && (!context.recorder || views > context.recorder->kept_views(s));
+  return views && (!context.recorder || views > context.recorder->journalled_views(s));
 }
 
 // What must hold before anything is written in place; nothing has changed when this throws.
@@ -135,9 +135,8 @@ void detail::check_in_place(const OpCall& c, bool grads) {
     BRRR_CHECK(!(o.requires_grad() && !o.grad_fn),
                "{}_: a leaf that requires grad is changed in place; do it under NoGradGuard",
                c.op->name);
-    // Histories do not follow memory: where a view and what it views are both there, a write to one
-    // would leave the other's wrong. Of views that others hold only those count that view ops have
-    // made: the two modes have the same.
+    // Histories do not follow memory: where a view and its base both exist, a write to one would
+    // invalidate the other's history. Only views made by view ops count: these exist in both modes.
     BRRR_CHECK(o.view != View::Cut,
                "{}_: {} is a view, made under NoGradGuard, of a tensor that requires grad, whose "
                "gradient would miss the write; write under NoGradGuard too",
@@ -157,7 +156,7 @@ std::string module_path() {
   return path;
 }
 
-// Placeholders of a step mean nothing outside it.
+// Placeholders of a step have no meaning outside it.
 [[gnu::cold]] static void fail_unreadable(const OpCall& c, const TensorImpl& t) {
   BRRR_CHECK(!t.storage->pass, "{}: operand {} is a placeholder of another step's recording",
              c.op->name, describe(&t));
@@ -180,7 +179,7 @@ void detail::after_write(OpCall& c, bool grads) {
   for (int k = 0; k < c.n_out; ++k) {
     TensorImpl& o = *c.out[k].impl();
     if (!grads && context.grad_enabled && o.grad_fn) {
-      // What it was computed from has been overwritten by something without history.
+      // An op without history has overwritten what grad_fn computed.
       before_change(o, Field::History);
       ++o.storage->histories;
       Ref<Node>::adopt(std::exchange(o.grad_fn, nullptr)).reset();

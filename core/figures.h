@@ -1,5 +1,5 @@
 #pragma once
-// Figures measured on this machine, kept on disk with the kernels for every later process.
+// Figures measured on this machine, kept on disk with the kernels for later processes.
 
 #include <chrono>
 #include <functional>
@@ -14,17 +14,17 @@ inline double seconds_since(Clock::time_point t) {
   return std::chrono::duration<double>(Clock::now() - t).count();
 }
 
-/// How long what has been measured is kept.
+/// How long a measurement is kept.
 enum class Keep { OnDisk, InProcess, Not };
 
-/// Those kept under what `of` says they are of (the measure, the machine, the build), or what
-/// `measure` finds, which says what is not worth keeping for other processes or at all. With `anew`
-/// measured again. One thread measures at a time. Defined with the cache of kernels.
-std::vector<double> kept_figures(const std::vector<std::string_view>& of, bool anew,
-                                 const std::function<std::vector<double>(Keep&)>& measure);
+/// The figures kept under the key `of` (the measure, the machine, the build), or those that
+/// `measure` returns, which sets Keep if they are not worth keeping for other processes or at all.
+/// `anew`: measured again. One thread measures at a time. Defined with the cache of kernels.
+std::vector<double> cached_figures(const std::vector<std::string_view>& of, bool anew,
+                                   const std::function<std::vector<double>(Keep&)>& measure);
 
-/// For how much of the time the thread has had a core since this was made. What it measured then is
-/// no figure of the machine where others had it for more than a fifth.
+/// The share of the time since its construction for which the thread had a core. Where others had
+/// it for more than a fifth, figures measured meanwhile do not describe the machine.
 class CoreWatch {
  public:
   CoreWatch();
@@ -35,7 +35,7 @@ class CoreWatch {
   double begin_, had_;
 };
 
-/// Of the file that this library is in: another after every build.
+/// Identifies the file that contains this library: changes with every build.
 std::string build_stamp();
 
 }  // namespace brrr

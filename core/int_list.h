@@ -77,20 +77,20 @@ class IntList {
 /// "[4, 3]".
 std::string to_string(const IntList& v);
 /// Sets `n` to the product of sizes that are not negative, 1 for an empty list. False when the
-/// sizes without zeros multiply to 2^58 or more: below it any of their products, and so a stride or
-/// a number of bytes, fits into int64.
+/// sizes without zeros multiply to 2^58 or more: below it the product of any of them, and so a
+/// stride or a number of bytes, fits into int64.
 bool product_of(const IntList& sizes, int64_t& n);
-/// numel_of() where that takes care.
+/// The slow path of numel_of().
 int64_t checked_numel(const IntList& sizes, const char* op);
-/// The same as a result: the elements of a tensor. Throws brrr::Error, naming `op` if given, on a
-/// negative size and when there are too many.
+/// The number of elements of a tensor of these sizes. Throws brrr::Error, naming `op` if given, on
+/// a negative size and when there are too many.
 inline int64_t numel_of(const IntList& sizes, const char* op = nullptr) {
   uint64_t n = 1, any = 0;
   for (int64_t s : sizes) {
     n *= static_cast<uint64_t>(s);
     any |= static_cast<uint64_t>(s);
   }
-  // Every call of an op asks. Sizes of so few bits cannot multiply to more than 57 of them.
+  // On the path of every call. Sizes of so few bits cannot multiply to more than 57 bits.
   if (std::bit_width(any) * sizes.size() <= 57) [[likely]]
     return static_cast<int64_t>(n);
   return checked_numel(sizes, op);

@@ -105,7 +105,7 @@ template <class T> class FreeList {
   static_assert(sizeof(T) >= sizeof(Block));
   static constexpr uint32_t kMost = 8192;
   inline static thread_local constinit Block* head = nullptr;
-  inline static thread_local constinit uint32_t room = 0;  // For so many more.
+  inline static thread_local constinit uint32_t room = 0;  // Blocks it can still take.
   inline static thread_local constinit bool opened = false;
 
   struct Closer {
@@ -114,8 +114,8 @@ template <class T> class FreeList {
       while (head) ::operator delete (std::exchange(head, head->next), std::align_val_t{64});
     }
   };
-  // On the slow paths only, so that the others have no thread_local guard. A thread that only
-  // gives needs it as well: what it was given would be lost with it.
+  // On the slow paths only, so that the fast ones have no thread_local guard. A thread that only
+  // gives needs it as well: the blocks that it was given would leak.
   static void open() noexcept {
     if (!kFreeLists || std::exchange(opened, true)) return;
     static thread_local Closer closer;

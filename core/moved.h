@@ -1,6 +1,6 @@
 #pragma once
-// Objects that are never copied, variables that have another value for a while, and objects that
-// say so when they are used after they have been moved from.
+// Objects that are never copied, temporary values of variables, and objects that throw when they
+// are used after they have been moved from.
 
 #include <string>
 #include <type_traits>
@@ -10,14 +10,14 @@
 
 namespace brrr {
 
-/// A base of what is neither copied nor moved.
+/// Base of classes that are neither copied nor moved.
 struct NotCopied {
   NotCopied() = default;
   NotCopied(const NotCopied&) = delete;
   NotCopied& operator=(const NotCopied&) = delete;
 };
 
-/// While it lives, a variable of its thread has another value.
+/// Sets a variable of its thread to another value while it lives.
 template <class T> class Held : NotCopied {
  public:
   Held(T& variable, std::type_identity_t<T> value)
@@ -42,17 +42,17 @@ class MovedMark {
   explicit MovedMark(const char* what) : what_(what) {}
   MovedMark(const MovedMark&) = default;
   MovedMark& operator=(const MovedMark&) = default;
-  MovedMark(MovedMark&& o) noexcept : what_(o.what_), gone_(std::exchange(o.gone_, true)) {}
+  MovedMark(MovedMark&& o) noexcept : what_(o.what_), moved_(std::exchange(o.moved_, true)) {}
   MovedMark& operator=(MovedMark&& o) noexcept {
-    gone_ = std::exchange(o.gone_, true);
+    moved_ = std::exchange(o.moved_, true);
     return *this;
   }
-  /// Throws brrr::Error if it has.
+  /// Throws brrr::Error if it has been moved from.
   void check() const {
-    if (gone_) [[unlikely]]
+    if (moved_) [[unlikely]]
       moved_from(what_);
   }
-  /// `member` of its object, if it has not.
+  /// `member` of its object, after check().
   template <class T> const T& checked(const T& member) const {
     check();
     return member;
@@ -60,7 +60,7 @@ class MovedMark {
 
  private:
   const char* what_;
-  bool gone_ = false;
+  bool moved_ = false;
 };
 
 }  // namespace brrr

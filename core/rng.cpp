@@ -8,11 +8,11 @@
 
 namespace brrr {
 
-// Each on its own: reseeding while another thread draws has no order to keep.
+// Independent atomics: reseeding while another thread draws has no order to keep.
 static std::atomic<uint64_t> seed{0}, draw{0};
 static constinit thread_local RngState* own = nullptr;
 static constinit thread_local uint64_t taken = 0;
-static constinit thread_local int in_step = 0;  // Streams that a recorded step has begun itself.
+static constinit thread_local int in_step = 0;  // Nested streams that a recorded step began itself.
 
 RngScope::RngScope(uint64_t seed)
     : stream_{seed, 0},

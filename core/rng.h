@@ -12,7 +12,7 @@ namespace brrr {
 /// Restarts the global stream. Throws inside a recorded step.
 void manual_seed(uint64_t seed);
 
-/// The global stream: a seed and the number of the next draw. One tensor takes one draw.
+/// The global stream: a seed and the index of the next draw. One tensor takes one draw.
 struct RngState {
   uint64_t seed = 0;
   uint64_t draw = 0;
@@ -22,18 +22,18 @@ RngState rng_state();
 void set_rng_state(RngState s);
 /// Appends the seed and the next draw number to a call's attributes, both marked dynamic.
 void push_draw(OpCall& call);
-/// The next word of the call is a draw's seed or number: a recorded step has another on every call.
+/// Marks the call's next word as a draw's seed or index: a recorded step has another on every call.
 void mark_draw(OpCall& call, ControlCell::Kind kind);
-/// The stream as it was; n draws of it are the caller's.
+/// Takes n draws for the caller; returns the stream as it was.
 RngState take_draws(uint64_t n);
-/// Gives draws back that somebody took and then threw, unless others followed them: no thread is to
-/// draw a number twice.
+/// Returns draws that an op took before it threw, unless others have followed: no thread may use a
+/// draw twice.
 void return_draws(uint64_t first, uint64_t n);
-/// How many this thread has taken so far.
+/// How many draws this thread has taken so far, without those of a step's own streams.
 uint64_t draws_taken();
 
 /// While it lives this thread draws from a stream of its own, which begins at the seed. A recorded
-/// step that has one inside cannot be frozen.
+/// step that contains one cannot be frozen.
 class RngScope : NotCopied {
  public:
   explicit RngScope(uint64_t seed);

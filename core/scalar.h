@@ -1,5 +1,5 @@
 #pragma once
-// A number given where a tensor could be.
+// A scalar given where a tensor could be.
 
 #include <bit>
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace brrr {
 
-/// A host number with its category (bool, integer or floating), so that promotion follows
-/// PyTorch's rule for Python numbers: an int tensor times 2.0 is float32, a float32 tensor times 2
-/// stays float32. Constructible from arithmetic types only, so that a Tensor never becomes one.
+/// A host scalar with its category (bool, integer or floating), so that promotion follows PyTorch's
+/// rule for Python scalars: an int tensor times 2.0 is float32, a float32 tensor times 2 stays
+/// float32. Constructible from arithmetic types only, so that a Tensor never becomes one.
 class Scalar {
  public:
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
@@ -37,8 +37,8 @@ class Scalar {
   bool is_floating() const { return kind_ == kFloat32; }
 
  private:
-  // Two words, so that it is passed in registers: reading one from memory that was written in
-  // pieces just before costs more than the rest of a call.
+  // Two words, so that it is passed in registers: a load from memory that was just written in
+  // pieces (no store forwarding) costs more than the rest of a call.
   int64_t bits_;  ///< The integer, or the double's.
   DType kind_;
 };

@@ -7,9 +7,9 @@
 
 namespace brrr {
 
-/// Threads started while it lives leave the process's signals to those of the user: one that these
-/// block, to wait for it, would end the process here. Not what a thread brings on itself, nor what
-/// profilers send.
+/// Threads started while it lives leave the process's signals to the user's threads: a signal that
+/// those block, to wait for it, would end the process in one of ours. Signals that a thread raises
+/// itself, and those of profilers, are not blocked.
 class SignalsBlocked : NotCopied {
  public:
   SignalsBlocked() {

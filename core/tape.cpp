@@ -10,8 +10,8 @@ namespace brrr {
 
 namespace {
 
-// Nodes whose last reference went away wait here, so that a chain of a million ops is freed without
-// recursion: releasing a saved tensor may come back through its own history.
+// Nodes that lost their last reference wait here, so that a chain of a million ops is freed without
+// recursion: releasing a saved tensor may re-enter destroy() through its history.
 thread_local constinit Node* pending = nullptr;
 thread_local constinit bool draining = false;
 
@@ -70,8 +70,8 @@ void release_node(Node& n) noexcept {
 static TensorImpl* unpack(const Node& n, TensorImpl* saved, uint32_t version, const char* role,
                           int i) {
   BRRR_CHECK(saved,
-             "backward: {} was run through before and its saved tensors are gone; pass "
-             "retain_graph to the first backward",
+             "backward: an earlier backward ran through {} and freed its saved tensors; pass "
+             "retain_graph to it",
              n.op->name);
   const uint32_t now = saved->storage->version;
   BRRR_CHECK(now == version,
@@ -90,7 +90,7 @@ Tensor VjpCall::input(int i) const { return Tensor(Ref<TensorImpl>::share(borrow
 Tensor VjpCall::output(int k) const {
   const Tensor t(
       Ref<TensorImpl>::share(unpack(node, node.out[k].saved, node.out[k].version, "output", k)));
-  // The saved output is an alias without history, or node and output would keep each other alive.
+  // The saved output is an alias without history; else node and output would keep each other alive.
   if (!context.grad_enabled) return t;
   Tensor alias = t.detach();
   alias.impl()->grad_fn = Ref<Node>::share(const_cast<Node*>(&node)).detach();
@@ -101,8 +101,8 @@ Tensor VjpCall::output(int k) const {
 
 // --- writing -------------------------------------------------------------------------------------
 
-// An input that the call itself overwrites is saved with the version it had: its gradient then
-// fails with the in-place error instead of using the new values.
+// An input that the call itself overwrites is saved with its old version: its gradient then fails
+// with the in-place error instead of using the new values.
 static void save_input(TensorImpl& t, const Tensor* out, int n_out, bool into, NodeInput& slot) {
   slot.version = t.storage->version;
   for (int k = 0; into && k < n_out; ++k) {
@@ -117,13 +117,13 @@ static void save_input(TensorImpl& t, const Tensor* out, int n_out, bool into, N
   slot.saved = &t;
 }
 
-// `o` is about to get the history `n` although earlier nodes may have saved it. One that `n` leads
-// to would keep `o`, and so itself, alive for ever: it gets an alias with the history that `o` had.
-// What it saved is out of date now, so that it can only fail; but no gradient may ever be asked.
-static void cut_cycles(Node& n, TensorImpl& o) {
+// `o` is about to get the history `n` although earlier nodes may have saved it. One reachable from
+// `n` would keep `o`, and so itself, alive for ever: it gets an alias with the history that `o`
+// had. What it saved is outdated now, so its gradient can only fail; but it may never be needed.
+static void break_cycles(Node& n, TensorImpl& o) {
   Tensor alias;
   std::vector<Node*> path{&n};
-  // What the old history leads to was looked at when `o` got it.
+  // What the old history leads to was searched when `o` got it.
   std::unordered_set<Node*> seen{&n, o.grad_fn};
   while (!path.empty()) {
     Node* at = path.back();
@@ -144,7 +144,7 @@ static void cut_cycles(Node& n, TensorImpl& o) {
   }
 }
 
-// Makes `n` the history of output k. The first one to do so takes the reference that `n` was made
+// Makes `n` the history of output k. The first output takes over the reference that `n` was created
 // with.
 static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) {
   const OpDef& op = *n->op;
@@ -158,7 +158,7 @@ static void write_output(Node* n, TensorImpl& o, int k, bool into, bool& taken) 
   }
   if (!is_floating(o.dtype)) return;
   if (into && o.saved.load(std::memory_order_relaxed)) [[unlikely]]
-    cut_cycles(*n, o);
+    break_cycles(*n, o);
   if (taken) n->refs.retain();
   taken = true;
   o.storage->histories += into;
@@ -196,7 +196,7 @@ void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& a
       from->refs.retain();
       slot.edge.node = from;
       slot.edge.output = t->output;
-      // A tape may have been begun on another thread: consumers always come later.
+      // The tape may have begun on another thread: consumers always get a higher number.
       context.sequence = std::max(context.sequence, from->sequence + 1);
     } else {
       t->refs.retain();
@@ -204,7 +204,7 @@ void write_tape(const OpDef& op, TensorImpl* const* in, int n_in, const Attrs& a
     }
   }
   n->sequence = context.sequence++;
-  n->made_in = context.recorder ? context.recorder->number : 0;
+  n->recorder_number = context.recorder ? context.recorder->number : 0;
   if (n_out == 1 && !into && !op.saves_outputs && op.kind != OpKind::View &&
       is_floating(out[0].impl()->dtype) && !out[0].impl()->grad_fn) [[likely]] {
     TensorImpl& o = *out[0].impl();

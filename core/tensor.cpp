@@ -1,4 +1,4 @@
-// Life and metadata of tensors.
+// Lifetime and metadata of tensors.
 #include "core/tensor.h"
 
 #include "core/backend.h"
@@ -10,19 +10,19 @@ namespace brrr {
 // --- storage -------------------------------------------------------------------------------------
 
 void out_of_memory(const Storage& s) {
-  fail("out of memory on {}: {} bytes asked; {}; use a smaller batch or free tensors",
+  fail("out of memory on {}: {} bytes asked for; {}; use a smaller batch or free tensors",
        name(s.device), s.bytes, backend(s.device.type).describe_memory());
 }
 
 // --- memory that is lent -------------------------------------------------------------------------
 
-std::recursive_mutex& lending() {
+std::recursive_mutex& lent_memory_mutex() {
   static std::recursive_mutex& m = *new std::recursive_mutex;
   return m;
 }
 
 void own_memory(Storage& s) {
-  const std::lock_guard lock(lending());
+  const std::lock_guard lock(lent_memory_mutex());
   if (!s.lent) return;
   const Backend& b = backend(s.device.type);
   void* own = s.bytes ? b.allocate(s.bytes) : nullptr;
@@ -33,11 +33,11 @@ void own_memory(Storage& s) {
 
 void own_memory(Storage& s, void* memory) {
   s.data = memory;
-  s.owned = !s.early;  // Else there is more to release than memory: release_foreign does it.
+  s.owned = !s.early;  // Else there is more to release than memory: see release_foreign.
   __atomic_store_n(&s.lent, false, __ATOMIC_RELEASE);
 }
 
-void forget_early(Storage& s) noexcept {
+void drop_early_copy(Storage& s) noexcept {
   if (!s.early) return;
   device_queue::drop(std::exchange(s.early, nullptr));
   s.owned = !s.lent;
@@ -46,22 +46,22 @@ void forget_early(Storage& s) noexcept {
 void release_foreign(Storage& s) noexcept {
   if (s.data && s.release) (*s.release)();
   delete s.release;
-  forget_early(s);
-  if (!s.owned) s.data = nullptr;  // Else whoever calls gives it back.
+  drop_early_copy(s);
+  if (!s.owned) s.data = nullptr;  // Else the caller deallocates it.
 }
 
-// --- placeholders that another thread lets go of -------------------------------------------------
+// --- placeholders released by another thread -----------------------------------------------------
 
 thread_local constinit char thread_mark = 0;
 
-// The step may be at any point, and go on to write there. Beside this last reference, of which
-// nobody knows whether it has been subtracted yet, a plan has one if it has lent memory meanwhile.
-void destroy_elsewhere(Storage* s) noexcept {
-  std::unique_lock lock(lending());
+// The step may be at any point, and go on to write to `s`. Set the count to this last reference,
+// which may be subtracted already or not; a plan that has lent memory meanwhile holds another.
+void destroy_from_other_thread(Storage* s) noexcept {
+  std::unique_lock lock(lent_memory_mutex());
   s->refs.reset();
   if (s->lent) s->refs.retain();
   if (Placeholders* const pass = s->pass) {
-    s->next = std::exchange(pass->elsewhere, s);
+    s->next = std::exchange(pass->deferred, s);
   } else if (s->refs.release()) {
     lock.unlock();
     destroy(s);
@@ -69,10 +69,10 @@ void destroy_elsewhere(Storage* s) noexcept {
 }
 
 void Placeholders::end(const std::function<void()>& f) {
-  std::unique_lock lock(lending(), std::defer_lock);
+  std::unique_lock lock(lent_memory_mutex(), std::defer_lock);
   if (!BRRR_ONE_THREAD) lock.lock();
   f();
-  Storage* s = std::exchange(elsewhere, nullptr);
+  Storage* s = std::exchange(deferred, nullptr);
   if (lock) lock.unlock();
   while (s) {
     Storage* const next = std::exchange(s->next, nullptr);
@@ -129,17 +129,17 @@ void drop_autograd(TensorImpl& t) noexcept {
   Ref<TensorImpl>::adopt(t.grad).reset();
 }
 
-static std::atomic<const char*> short_of_scratch{nullptr};
-const char* scratch_shortage() { return short_of_scratch.load(std::memory_order_relaxed); }
+static std::atomic<const char*> first_shortage{nullptr};
+const char* scratch_shortage() { return first_shortage.load(std::memory_order_relaxed); }
 
-// Whether planned scratch memory had room.
+// Takes planned scratch memory; false if it has no room.
 static bool take_scratch(Storage& s) {
   Scratch& room = context.scratch;
   const int64_t bytes = scratch_for(static_cast<int64_t>(s.bytes), 1);
   if (s.device != kCPU || s.bytes == 0) return false;
   if (room.end - room.next < bytes) {
     const char* none = nullptr;
-    short_of_scratch.compare_exchange_strong(none, room.op->name);
+    first_shortage.compare_exchange_strong(none, room.op->name);
     return false;
   }
   s.data = std::exchange(room.next, room.next + bytes);
@@ -170,28 +170,28 @@ const Tensor& defined(const char* op, const Tensor& t) {
 
 // --- handle metadata -----------------------------------------------------------------------------
 
-static TensorImpl& need(const Tensor& t, const char* what) { return *defined(what, t).impl(); }
+static TensorImpl& impl_of(const Tensor& t, const char* what) { return *defined(what, t).impl(); }
 
-IntList Tensor::sizes() const { return need(*this, "sizes").size_list(); }
-IntList Tensor::strides() const { return need(*this, "strides").stride_list(); }
+IntList Tensor::sizes() const { return impl_of(*this, "sizes").size_list(); }
+IntList Tensor::strides() const { return impl_of(*this, "strides").stride_list(); }
 int64_t Tensor::size(int64_t d) const {
-  const TensorImpl& t = need(*this, "size");
+  const TensorImpl& t = impl_of(*this, "size");
   BRRR_CHECK(t.ndim > 0, "size: a 0-d tensor has no dim {}", d);
   return t.sizes[wrap_dim("size", d, t.ndim)];
 }
-int64_t Tensor::dim() const { return need(*this, "dim").ndim; }
-int64_t Tensor::numel() const { return need(*this, "numel").numel; }
-DType Tensor::dtype() const { return need(*this, "dtype").dtype; }
-Device Tensor::device() const { return need(*this, "device").device; }
-bool Tensor::is_contiguous() const { return need(*this, "is_contiguous").contiguous(); }
-int64_t Tensor::storage_offset() const { return need(*this, "storage_offset").offset; }
-uint32_t Tensor::version() const { return need(*this, "version").storage->version; }
+int64_t Tensor::dim() const { return impl_of(*this, "dim").ndim; }
+int64_t Tensor::numel() const { return impl_of(*this, "numel").numel; }
+DType Tensor::dtype() const { return impl_of(*this, "dtype").dtype; }
+Device Tensor::device() const { return impl_of(*this, "device").device; }
+bool Tensor::is_contiguous() const { return impl_of(*this, "is_contiguous").contiguous(); }
+int64_t Tensor::storage_offset() const { return impl_of(*this, "storage_offset").offset; }
+uint32_t Tensor::version() const { return impl_of(*this, "version").storage->version; }
 
-bool Tensor::requires_grad() const { return need(*this, "requires_grad").requires_grad(); }
-bool Tensor::is_leaf() const { return need(*this, "is_leaf").grad_fn == nullptr; }
+bool Tensor::requires_grad() const { return impl_of(*this, "requires_grad").requires_grad(); }
+bool Tensor::is_leaf() const { return impl_of(*this, "is_leaf").grad_fn == nullptr; }
 
 const Tensor& Tensor::set_requires_grad(bool on) const {
-  TensorImpl& t = need(*this, "set_requires_grad");
+  TensorImpl& t = impl_of(*this, "set_requires_grad");
   BRRR_CHECK(!on || is_floating(t.dtype),
              "set_requires_grad: only floating tensors have gradients, this is {}", describe(&t));
   BRRR_CHECK(!t.grad_fn, "set_requires_grad: {} is the result of an op; use detach() for a leaf",
@@ -203,15 +203,15 @@ const Tensor& Tensor::set_requires_grad(bool on) const {
 }
 
 Tensor Tensor::grad() const {
-  TensorImpl& t = need(*this, "grad");
-  // What a function does for want of one, as an update that it leaves out, a frozen step does only
-  // while there is none; and what it does where there is one, only while there is.
+  TensorImpl& t = impl_of(*this, "grad");
+  // A function may act on the absence of a gradient, by skipping an update: a frozen step does so
+  // only while there is none; and what it does when there is one, only while there is.
   before_change(t, t.grad ? Field::HasGrad : Field::Grad);
   return Tensor(Ref<TensorImpl>::share(t.grad));
 }
 
 void Tensor::set_grad(const Tensor& g) const {
-  TensorImpl& t = need(*this, "set_grad");
+  TensorImpl& t = impl_of(*this, "set_grad");
   if (g.defined()) {
     const TensorImpl& h = *g.impl();
     BRRR_CHECK(h.same_shape(t) && h.dtype == t.dtype && h.device == t.device,
@@ -220,7 +220,7 @@ void Tensor::set_grad(const Tensor& g) const {
   }
   BRRR_CHECK(!g.defined() || g.impl() != &t,
              "set_grad: {} cannot be its own gradient; give a clone()", describe(&t));
-  // What is written in place later: accumulated onto, clipped.
+  // The gradient is written in place later (accumulated, clipped): its elements must not overlap.
   const bool dense = !g.defined() || g.is_contiguous() || !detail::overlaps_itself(*g.impl());
   Tensor own = dense ? g : g.clone();
   before_change(t, Field::Grad);
@@ -229,7 +229,7 @@ void Tensor::set_grad(const Tensor& g) const {
 }
 
 Tensor Tensor::detach() const {
-  const TensorImpl& t = need(*this, "detach");
+  const TensorImpl& t = impl_of(*this, "detach");
   Tensor d = tensor_on(*t.storage, t.dtype, t.size_list(), t.stride_list(), t.offset);
   d.impl()->value = t.value;
   return d;
@@ -247,7 +247,7 @@ NoGradGuard::NoGradGuard(bool enabled) : enabled_(context.grad_enabled, enabled)
 void check_host_access(const char* what, const TensorImpl* t) {
   BRRR_CHECK(!t || !t->storage->lost,
              "{}: {} is a temporary of a recorded step (made by {}) that threw before it was "
-             "computed; give the handle what it held before, or use it after a call that does not "
+             "computed; restore what the handle held before, or use it after a call that does not "
              "throw",
              what, describe(t), t->storage->lost);
   BRRR_CHECK(!context.recorder || t,

@@ -42,7 +42,7 @@ class Tensor {
   uint32_t version() const;
 
   // --- host access (throws inside a recorded step) ----------------------------------------------
-  /// Address of the first element: a GPU's, of a tensor there, which only its kernels may follow.
+  /// Address of the first element; for a GPU tensor a device address, valid only in kernels.
   void* data_ptr() const;
   /// The typed address of the first element; throws unless T is the tensor's dtype. (T, here and
   /// below, is float, double, int64_t, int32_t, uint8_t or bool.)
@@ -61,7 +61,7 @@ class Tensor {
   const Tensor& requires_grad_(bool on = true) const { return set_requires_grad(on); }
   bool is_leaf() const;
   Tensor grad() const;                   ///< Undefined when no gradient has been accumulated.
-  void set_grad(const Tensor& g) const;  ///< The tensor itself, or a copy if it is expanded.
+  void set_grad(const Tensor& g) const;  ///< Keeps `g` itself, or a copy if it is expanded.
   /// Accumulates d(this)/d(leaf) into the leaves' grad; `gradient` defaults to 1 for one element.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
   Tensor detach() const;  ///< The same data without history; shares storage and version.
@@ -86,8 +86,8 @@ class Tensor {
 
   // --- conversion --------------------------------------------------------------------------------
   Tensor to(DType dtype) const;
-  /// Inside a graph-mode step: a CPU tensor that the step does not compute, whose bytes go to the
-  /// device on every call as they are then.
+  /// Inside a graph-mode step, a CPU tensor that the step does not compute is copied to the device
+  /// on every call, with the bytes that it has then.
   Tensor to(Device device) const;
 
   // --- pointwise ---------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Tensor {
 
 std::ostream& operator<<(std::ostream& os, const Tensor& t);
 
-/// No operation records a gradient while one of these lives (on this thread).
+/// While one of these lives, operations on this thread record no gradients.
 class NoGradGuard : NotCopied {
  public:
   NoGradGuard() : NoGradGuard(false) {}

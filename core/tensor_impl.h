@@ -11,23 +11,24 @@ namespace brrr {
 
 void destroy(Node*) noexcept;
 
-/// An address that no other thread has. (The library's: one of a header would be another one in a
-/// program or plugin that hides its symbols.)
+/// Its address identifies the thread. (Defined in the library: one in a header would be duplicated
+/// in a program or plugin that hides its symbols.)
 extern thread_local constinit char thread_mark;
 inline const void* this_thread() noexcept { return &thread_mark; }
 
 struct Storage;
-/// The part of a recorder that a dying placeholder touches.
+/// The part of a recorder that the destruction of a placeholder touches.
 struct Placeholders {
-  Storage** by_slot = nullptr;                     ///< Null for the dead.
-  std::atomic<const void*> thread{this_thread()};  ///< That the step runs on.
-  Storage* elsewhere = nullptr;  ///< Let go of by other threads: they live until the step ends.
-  /// Calls `f`, which ends the step for its placeholders, while no other thread lets go of one.
+  Storage** by_slot = nullptr;                     ///< Null where it was destroyed.
+  std::atomic<const void*> thread{this_thread()};  ///< The one that runs the step.
+  Storage* deferred = nullptr;  ///< Released by other threads: they live until the step ends.
+  /// Calls `f`, which ends the step for its placeholders, while no other thread can release one.
   void end(const std::function<void()>& f);
 };
 
-/// Counts in-place writes; saved tensors remember it. Threads may write windows of one tensor at a
-/// time, so it is read and set whole, but without a locked addition: they may lose each other's.
+/// Counts in-place writes; saved tensors remember the count. Threads may write windows of one
+/// tensor concurrently: accesses are atomic, increments are not (no locked addition), so some may
+/// be lost.
 class WriteCount {
  public:
   operator uint32_t() const noexcept { return __atomic_load_n(&n_, __ATOMIC_RELAXED); }
@@ -42,36 +43,36 @@ class WriteCount {
 /// recording it belongs to; when the step has run, survivors get their memory.
 struct Storage {
   RefCount refs;
-  uint32_t slot = 0;  ///< Number of the placeholder in its pass.
+  uint32_t slot = 0;  ///< Index of the placeholder in its pass.
   void* data = nullptr;
   size_t bytes = 0;
   WriteCount version;
-  uint32_t number = 0;  ///< Of an argument of a step: tells it from others at its address.
+  uint32_t number = 0;  ///< Of an argument of a step: distinguishes it from others at its address.
   Device device;
-  bool owned = true;  ///< From the backend's allocator (else `release` tells).
-  RefCount views;     ///< Tensors that view ops made of it and that are still there; 1: none.
+  bool owned = true;  ///< From the backend's allocator (else see `release`).
+  RefCount views;     ///< 1 + the number of live tensors that view ops made of it.
   // A pass copies everything above as one block (Cue in graph/recording.h).
   Placeholders* pass = nullptr;              ///< The recording it is a placeholder of.
-  std::function<void()>* release = nullptr;  ///< For memory that somebody else owns.
+  std::function<void()>* release = nullptr;  ///< Frees memory that another owner provided.
   const char* lost = nullptr;  ///< Set when a placeholder outlived its pass: the op that made it.
-  Storage* next = nullptr;     ///< In Placeholders::elsewhere.
-  uint32_t histories = 0;      ///< How often a tensor of it has got or lost a history in place.
-  bool gradient = false;       ///< It has been a leaf's grad.
-  bool lent = false;  ///< The memory is a replay's, which will write there again (not owned).
-  bool gaps = false;  ///< What its tensors leave of it is nobody's: kernels may write there.
-  /// Of a small result of a replay: its bytes on their way to the host, as of `early_version`.
+  Storage* next = nullptr;     ///< Link in Placeholders::deferred.
+  uint32_t histories = 0;      ///< How often one of its tensors has got or lost a history in place.
+  bool gradient = false;       ///< Has been a leaf's grad.
+  bool lent = false;           ///< Memory of a replay's plan, which will overwrite it (not owned).
+  bool gaps = false;  ///< Bytes between its tensors' elements are unused: kernels may write there.
+  /// The copy to the host of a small result of a replay, as of `early_version`; or null.
   HostCopy* early = nullptr;
   uint32_t early_version = 0;
 };
-/// Memory that is not the backend's.
+/// Releases memory that is not the backend's, and an early copy.
 void release_foreign(Storage& s) noexcept;
 [[noreturn]] void out_of_memory(const Storage& s);
-/// Of a placeholder whose step runs on another thread.
-void destroy_elsewhere(Storage* s) noexcept;
+/// Destroys a placeholder whose step runs on another thread.
+void destroy_from_other_thread(Storage* s) noexcept;
 inline void destroy(Storage* s) noexcept {
   if (Placeholders* const pass = std::atomic_ref(s->pass).load(std::memory_order_acquire)) {
     if (pass->thread.load(std::memory_order_relaxed) != this_thread()) [[unlikely]]
-      return destroy_elsewhere(s);
+      return destroy_from_other_thread(s);
     pass->by_slot[s->slot] = nullptr;
   } else if (!s->owned) [[unlikely]] {
     release_foreign(*s);
@@ -82,13 +83,13 @@ inline void destroy(Storage* s) noexcept {
 
 /// Flags that send an op to the slow path when set on any input.
 enum TensorFlag : uint8_t {
-  kRequiresGrad = 1,  ///< A leaf that wants a gradient, or the result of one.
+  kRequiresGrad = 1,  ///< A leaf that requires grad, or a result that depends on one.
   kStrided = 2,       ///< Not contiguous.
-  kForeign = 4,       ///< Not on the CPU.
+  kNotOnCpu = 4,      ///< Not on the CPU.
 };
 
-/// Whether a view op made a tensor. A Cut one was made under NoGradGuard of what requires grad,
-/// whose gradient would miss a write to it.
+/// Whether a view op made the tensor. Cut: under NoGradGuard, of a tensor that requires grad, whose
+/// gradient would miss a write to the view.
 enum class View : uint8_t { No, Yes, Cut };
 
 void drop_autograd(TensorImpl& t) noexcept;
@@ -102,7 +103,7 @@ struct TensorImpl {
   uint8_t output = 0;  ///< Which output of grad_fn this is.
   View view = View::No;
   std::atomic<bool> saved;  ///< A tape node has saved this very object.
-  uint32_t value;           ///< Number in the pass of the storage (placeholders only).
+  uint32_t value;           ///< Index in the pass of the storage (placeholders only).
   int64_t offset;           ///< Elements from the start of the storage.
   int64_t numel;
   // A pass copies everything above as one block (Cue in graph/recording.h).
@@ -136,8 +137,8 @@ inline void destroy(TensorImpl* t) noexcept {
   FreeList<TensorImpl>::give(t);
 }
 
-/// A handle without a reference of its own, while somebody else surely holds one: a locked
-/// read-modify-write less where every nanosecond counts.
+/// A handle that adds no reference, for use while another one surely exists: saves a locked
+/// read-modify-write where every nanosecond counts.
 class Borrowed : NotCopied {
  public:
   explicit Borrowed(TensorImpl* t) : t_(Ref<TensorImpl>::adopt(t)) {}
@@ -149,7 +150,7 @@ class Borrowed : NotCopied {
   Tensor t_;
 };
 
-/// `t`, the only view of what nobody else can reach: a write to it leaves no other history wrong.
+/// `t` without its view mark: it is the only view of memory that nothing else reaches.
 inline Tensor sole_view(const Tensor& t) {
   if (std::exchange(t.impl()->view, View::No) != View::No) t.impl()->storage->views.release();
   return t;
@@ -175,25 +176,25 @@ inline void allocate(Storage& s) {
   if (!s.data) [[unlikely]]
     out_of_memory(s);
 }
-/// Held by whoever gives lent storages other memory, so by every replay, and by whoever queues work
-/// on an address of one: what another thread moves away between the two would be read too late.
-std::recursive_mutex& lending();
+/// Held while the memory of lent storages is replaced, so by every replay, and while work on the
+/// address of one is queued: data that another thread moved in between would be read too late.
+std::recursive_mutex& lent_memory_mutex();
 inline bool is_lent(const Storage& s) { return __atomic_load_n(&s.lent, __ATOMIC_ACQUIRE); }
-/// Gives a storage that is lent at this moment a copy of its own; throws brrr::Error when there is
-/// no memory.
+/// Moves the contents of a lent storage to memory of its own; throws brrr::Error when there is
+/// none.
 void own_memory(Storage& s);
-/// Drops the bytes on their way to the host: the memory is about to be written unseen.
-void forget_early(Storage& s) noexcept;
+/// Drops the early copy to the host: the memory is about to be written without a new version.
+void drop_early_copy(Storage& s) noexcept;
 /// The same with memory of the device's allocator that has the contents already.
 void own_memory(Storage& s, void* memory);
-/// A tensor object without sizes over `storage`, which is on `device` and whose reference it takes.
+/// A tensor object without sizes over `storage` (on `device`), whose reference it takes over.
 inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim, Device device) {
   auto* t = static_cast<TensorImpl*>(FreeList<TensorImpl>::take());
   new (&t->refs) RefCount;
   t->dtype = dtype;
   t->device = device;
   t->ndim = static_cast<uint8_t>(ndim);
-  t->flags = device.type == DeviceType::CPU ? 0 : kForeign;
+  t->flags = device.type == DeviceType::CPU ? 0 : kNotOnCpu;
   t->output = 0;
   t->view = View::No;
   new (&t->saved) std::atomic<bool>(false);
@@ -206,7 +207,7 @@ inline TensorImpl* raw_impl(Storage* storage, DType dtype, int ndim, Device devi
 }
 /// A contiguous tensor object over `storage`, whose reference it takes.
 TensorImpl* new_impl(Storage* storage, DType dtype, const IntList& sizes);
-/// A tensor on a part of a storage that others hold, too.
+/// A tensor on a part of a storage, to which it adds a reference.
 Tensor tensor_on(Storage& s, DType dtype, const IntList& sizes, const IntList& strides,
                  int64_t offset);
 /// A contiguous tensor object of `a`'s shape over `storage`, which is on `device` and whose
@@ -224,19 +225,18 @@ inline TensorImpl* new_impl_like(Storage* storage, DType dtype, const TensorImpl
   }
   return t;
 }
-/// Uninitialised contiguous memory on `device`; never recorded, for kernels' own use. Of the CPU's
-/// it comes from context.scratch while that has room, and then lives as long as the kernel runs.
+/// Uninitialised contiguous memory on `device` for kernels' own use; never recorded. On the CPU it
+/// comes from context.scratch while that has room, and then lives only while the kernel runs.
 Tensor raw_empty(const IntList& sizes, DType dtype, Device device);
-/// The first op whose kernel took more than its row's `scratch` had said, or null. It then gets
-/// memory like any other, but a step that runs out of it there is half done.
+/// The first op whose kernel took more than its row's `scratch` had declared, or null. The kernel
+/// then allocates memory like any other, but if that fails, the step is left half done.
 const char* scratch_shortage();
 /// "float32[4, 3]", for error messages.
 std::string describe(const TensorImpl* t);
 std::string describe(const Tensor& t);
 /// The tensor; throws, naming `op`, unless it is defined.
 const Tensor& defined(const char* op, const Tensor& t);
-/// From the first byte of its storage that a window of at least one element touches to beyond the
-/// last.
+/// The bytes of its storage that a window of at least one element spans; `high` is exclusive.
 struct ByteSpan {
   int64_t low, high;
 };
@@ -246,7 +246,7 @@ template <class Window> ByteSpan byte_span(const Window& w) {
   const auto item = static_cast<int64_t>(itemsize(w.dtype));
   return {w.offset * item, high * item};
 }
-/// Bytes of a window's elements, what is broadcast counted once.
+/// Bytes of a window's elements, broadcast ones counted once.
 template <class Window> double memory_bytes(const Window& w) {
   auto bytes = static_cast<double>(itemsize(w.dtype));
   for (int d = 0; d < w.ndim; ++d) {
@@ -254,8 +254,8 @@ template <class Window> double memory_bytes(const Window& w) {
   }
   return bytes;
 }
-/// Where a window lies in each line of `line` elements; 0, 0: it may go on from one to the next.
-/// Offsets below zero are those of recordings, which count from the first window that they saw.
+/// The range of a window within each line of `line` elements; 0, 0: it may cross lines. Negative
+/// offsets are those of recordings, which count from the first window that they saw.
 template <class Window> std::pair<int64_t, int64_t> within(const Window& w, int64_t line) {
   const int64_t begin = (w.offset % line + line) % line;
   int64_t end = begin + 1;
@@ -264,8 +264,8 @@ template <class Window> std::pair<int64_t, int64_t> within(const Window& w, int6
   }
   return end <= line ? std::pair{begin, end} : std::pair<int64_t, int64_t>{};
 }
-/// Whether two windows on one storage surely touch none of the same bytes: they lie behind each
-/// other, or side by side as columns of a matrix do.
+/// Whether two windows on one storage surely share no bytes: their byte ranges are disjoint, or
+/// they are disjoint columns of a matrix.
 template <class Window> bool apart(const Window& a, const Window& b) {
   const ByteSpan x = byte_span(a), y = byte_span(b);
   if (x.high <= y.low || y.high <= x.low) return true;

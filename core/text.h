@@ -1,5 +1,5 @@
 #pragma once
-// Text for people: of messages, of tables, of pictures.
+// Text for users: messages, tables, pictures.
 
 #include <algorithm>
 #include <bit>
@@ -39,14 +39,14 @@ inline CodePoint decode_utf8(std::string_view text, size_t at) {
   return {value, length};
 }
 
-/// Whether a terminal obeys it instead of showing it: controls, and what turns the direction of the
-/// text that follows.
+/// Whether a terminal obeys it instead of showing it: control characters, and those that change the
+/// direction of the text that follows.
 constexpr bool is_control(char32_t c) {
   return c < 0x20 || (c >= 0x7f && c < 0xa0) || (c >= 0x202a && c <= 0x202e) ||
          (c >= 0x2066 && c <= 0x2069);
 }
 
-/// What somebody else wrote, for messages: cut after `most` bytes, control characters as '?'.
+/// Foreign text for messages: cut after `most` bytes, control characters as '?'.
 inline std::string shown(const std::string& text, size_t most = 80) {
   const std::string_view part = std::string_view(text).substr(0, most);
   std::string s;
@@ -59,7 +59,7 @@ inline std::string shown(const std::string& text, size_t most = 80) {
   return part.size() < text.size() ? s + "..." : s;
 }
 
-/// The first lines of a text, and whether there are more.
+/// The first lines of a text; "[...]" marks that there are more.
 inline std::string first_lines(const std::string& text, int most = 15) {
   size_t end = 0;
   for (int line = 0; line < most && end < text.size(); ++line) {

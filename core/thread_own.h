@@ -4,9 +4,9 @@
 
 namespace brrr {
 
-/// The thread's own T, made at its first use. It ends with the thread's other objects, some of
-/// which may compute in their destructors after it, as those of static objects may: then one is
-/// made anew, and stays.
+/// The thread's own T, created at its first use. It is destroyed with the thread's other objects;
+/// some of these, or static objects, may compute in their destructors after it: then another T is
+/// created, and never destroyed.
 template <class T> T& thread_own() {
   static constinit thread_local T* own = nullptr;
   struct Closer {

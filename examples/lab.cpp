@@ -1,5 +1,5 @@
-// What bounds a training step: compute, memory bandwidth or overhead? The experiments of Horace
-// He's "Making Deep Learning Go Brrrr From First Principles" in one run, and one page about them.
+// What bounds a training step: compute, memory bandwidth or overhead? Runs the experiments of
+// Horace He's "Making Deep Learning Go Brrrr From First Principles" and writes one page about them.
 #include <brrr/brrr.h>
 #include <fmt/ranges.h>
 
@@ -73,7 +73,7 @@ struct Options : CommandLine {
 };
 
 void print_section(const lab::Section& s) {
-  for (const std::string& text : s.seen) {
+  for (const std::string& text : s.findings) {
     fmt::print("\n{}\n", fmt::join(brrr::wrapped(text, 90), "\n"));
   }
   for (const Sheet& sheet : s.sheets) fmt::print("\n{}\n\n{}", sheet.title, sheet.text());
@@ -95,7 +95,7 @@ Page page_of(const lab::Lab& lab, const std::vector<lab::Section>& sections) {
   if (!disturbance(lab).empty()) page.note(disturbance(lab));
   for (const lab::Section& s : sections) {
     page.heading(s.title);
-    for (const std::string& text : s.seen) page.paragraph(text);
+    for (const std::string& text : s.findings) page.paragraph(text);
     page.pictures(s.pictures);
     if (!s.note.empty()) page.note(s.note);
     for (const Sheet& sheet : s.sheets) page.table(sheet);
@@ -108,8 +108,8 @@ Json json_of(const lab::Lab& lab, const std::vector<lab::Section>& sections, dou
   for (const lab::Section& s : sections) {
     Json tables = Json::object();
     for (const Sheet& sheet : s.sheets) tables[sheet.name] = sheet.json();
-    const std::string seen = fmt::format("{}", fmt::join(s.seen, "\n"));
-    all.push_back(object("title seen tables", s.title, seen, tables));
+    const std::string findings = fmt::format("{}", fmt::join(s.findings, "\n"));
+    all.push_back(object("title seen tables", s.title, findings, tables));
   }
   const Limits& l = lab.limits;
   return object(
@@ -135,7 +135,7 @@ void write_all(const Options& o, const lab::Lab& lab, const std::vector<lab::Sec
   write_file(folder / "lab.html", page_of(lab, sections).html());
 }
 
-// Before anything is measured: whether files can be written, and over those of an earlier run.
+// Before measuring: checks that files can be written, also over those of an earlier run.
 void check_folder(const fs::path& folder) {
   std::error_code why;
   fs::create_directories(folder, why);

@@ -1,4 +1,4 @@
-// How much of a training step is overhead, and what graph mode removes of it.
+// Measures how much of a training step is overhead, and how much of that graph mode removes.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 
@@ -15,9 +15,9 @@ using namespace examples;
 
 namespace {
 
-constexpr const char* kBoth = "all";  // Devices.
+constexpr const char* kBoth = "all";  // Both devices.
 
-// One process alone gains nothing.
+// 0, or at least 2: a single process gains nothing.
 Check number_of_ranks() {
   return [](const std::string& text) {
     const std::string wrong = whole_number(0, 4096)(text);
@@ -62,21 +62,21 @@ struct Options : CommandLine {
 SizeResult measure_size(const Options& o, const Task& task, int64_t batch, const Limits& limits) {
   const Batches batches = task.batches(batch).to(limits.device);
   const MakeTrainer make = [&](Way way) { return make_trainer(task, batches, o.optimizer, way); };
-  // On a GPU the ops' own kernels are compiled at first use: eager mode needs them, too.
+  // On a GPU the ops' own kernels are compiled at first use, in eager mode too: compile them now.
   make(Way::Eager)->scheduled_step(0);
-  const PrivateCache cache;  // One a size: sizes may share kernels.
+  const PrivateCache cache;  // One per size, because sizes may share kernels.
   SizeResult r;
   r.batch = batch;
   r.cold = measure_one_time(make);
   r.warm = measure_one_time(make);
   static_cast<Cells&>(r) = measure(make, o.seconds);
-  constexpr int64_t looks = 5;
-  r.eager = dissect(*make(Way::Eager), r.of(Way::Eager).queued.median, looks);
-  r.graph = dissect(*make(Way::Graph), r.of(Way::Graph).queued.median, looks);
+  constexpr int64_t profiled_steps = 5;
+  r.eager = dissect(*make(Way::Eager), r.of(Way::Eager).queued.median, profiled_steps);
+  r.graph = dissect(*make(Way::Graph), r.of(Way::Graph).queued.median, profiled_steps);
   return r;
 }
 
-// Never the runs that the figures come from: tracing takes time itself.
+// Traces separate runs, not those that the figures come from, because tracing takes time.
 void add_trace(Trace& trace, const Options& o, const Task& task, brrr::Device device,
                int64_t batch) {
   const Batches batches = task.batches(batch).to(device);
@@ -92,7 +92,7 @@ void add_trace(Trace& trace, const Options& o, const Task& task, brrr::Device de
       t->scheduled_step(i);
     }
     t->trace = nullptr;
-    const brrr::Profile profile;  // Its kernels and their modules.
+    const brrr::Profile profile;  // Adds the kernels and their modules.
     for (int i = 12; i < 15; ++i) t->scheduled_step(i);
     const std::string file = folder.file("trace.json");
     profile.write_trace(file);
@@ -100,7 +100,7 @@ void add_trace(Trace& trace, const Options& o, const Task& task, brrr::Device de
   }
 }
 
-// Of the sizes that are to be measured.
+// The tasks with the batch sizes to measure.
 std::vector<Task> tasks_of(const Options& o) {
   std::vector<Task> all = tasks(o.own ? "own" : o.model);
   for (Task& task : all) {
@@ -123,7 +123,7 @@ void write_files(const Options& o, const std::vector<Task>& all, const std::vect
   write_file(o.trace, trace.json());
 }
 
-// Adds what cannot be trusted to `complaints`.
+// Appends to `complaints` why figures cannot be trusted.
 Report measure_task(const Options& o, const Task& task, const Limits& limits,
                     std::string& complaints) {
   Report report{task.name, task.one_kernel, o.optimizer, limits, {}};
@@ -138,7 +138,7 @@ Report measure_task(const Options& o, const Task& task, const Limits& limits,
   return report;
 }
 
-// The step in eager mode, as brrr::diagnose sees it.
+// Prints brrr::diagnose's report of the eager step.
 void diagnose_sizes(const Options& o, const Task& task, brrr::Device device) {
   for (int64_t batch : task.sizes) {
     const Batches batches = task.batches(batch).to(device);
@@ -165,7 +165,7 @@ int scale(int ranks, const std::vector<std::string>& arguments) {
 
 int run(const Options& o) {
   const std::vector<Task> all = tasks_of(o);
-  std::vector<brrr::Device> places;  // Before anything is measured: a missing GPU costs no time.
+  std::vector<brrr::Device> places;  // First, so that a missing GPU is reported immediately.
   for (const char* name : {"cpu", "cuda"}) {
     if (o.device == name || o.device == kBoth) places.push_back(device_of(name));
   }

@@ -1,4 +1,4 @@
-// The smallest whole training loop: the same code in both modes, on whatever device there is.
+// A minimal complete training loop: the same code in both modes, on the GPU if there is one.
 #include <brrr/brrr.h>
 #include <cstdio>
 using brrr::Tensor;

@@ -1,4 +1,4 @@
-// Where memory stops being what bounds a kernel: see examples/common/roof.h.
+// Finds where a kernel turns from memory-bound to compute-bound: see examples/common/roof.h.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -61,7 +61,7 @@ int run(const Options& o) {
   const Roofline r(limits, x, o.repeats, o.seconds);
   BRRR_CHECK(r.complaint.empty(), "{}", r.complaint);
   fmt::print("{}", r.sheet().text());
-  for (const std::string& text : {r.seen(), r.note()}) {
+  for (const std::string& text : {r.findings(), r.note()}) {
     fmt::print("\n{}\n", fmt::join(brrr::wrapped(text, 90), "\n"));
   }
   if (!o.json.empty()) write_file(o.json, json_of(r, limits).dump(2) + "\n");

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Metadata of a checkpoint beside the options.
+// Keys of a checkpoint's metadata in addition to the options.
 constexpr const char* kVocabulary = "vocabulary";
 constexpr const char* kTokenizer = "tokenizer-state";
 
@@ -26,7 +26,7 @@ bool is_tokens(const std::string& path) {
   return fs::path(path).extension() == ".bin" || has_train_bin(path);
 }
 
-// Without --data brrr's own sources.
+// The path of the text; without --data that of brrr's own sources.
 std::string source_of_text(const GptOptions& o) { return o.data.empty() ? "." : o.data; }
 
 std::string read_text(const GptOptions& o) {
@@ -57,7 +57,7 @@ std::unique_ptr<data::Tokenizer> new_tokenizer(const GptOptions& o, const std::s
   }
 }
 
-// The tokenizer that a checkpoint was made with; files that are given must be the same.
+// The tokenizer that a checkpoint was made with; --vocab and --merges must agree with it.
 std::unique_ptr<data::Tokenizer> saved_tokenizer(const GptOptions& o, int64_t vocabulary) {
   const auto state = o.saved.find(kTokenizer);
   std::unique_ptr<data::Tokenizer> tokenizer;
@@ -103,8 +103,8 @@ void check_sizes(const GptOptions& o, int64_t vocabulary) {
 
 class Run : public Training {
  public:
-  /// Makes everything, and restores it from o.source() if there is one. Whatever is wrong with
-  /// files and options throws here. Sets o.tokenizer if that was left open.
+  /// Creates everything, and restores it from o.source() if that is given. All errors in files and
+  /// options throw here. Sets o.tokenizer if it was not given.
   explicit Run(GptOptions& o);
   bool trains() const { return options_.steps > 0; }
   void introduce() const;
@@ -133,17 +133,17 @@ class Run : public Training {
   brrr::DType compute_dtype() const override { return options_.compute_dtype(); }
 
   GptOptions& options_;
-  std::unique_ptr<data::Tokenizer> tokenizer_;  // Null if a .bin's is not known.
+  std::unique_ptr<data::Tokenizer> tokenizer_;  // Null if that of a .bin file is unknown.
   int64_t vocabulary_ = 0;
   std::vector<int64_t> prompt_;
   std::unique_ptr<brrr::models::GPT> model_;
-  // The rest is empty in a run that only samples.
+  // Empty in a run that only samples.
   data::Tokens text_;
   std::unique_ptr<data::TokenDataset> data_;
   brrr::Step<std::function<Tensor(const Tensor&, const Tensor&)>> evaluation_{
       [this](const Tensor& x, const Tensor& y) { return loss_of(x, y); },
       {.mode = options_.step_mode()}};
-  int64_t tested_ = 0;  // Tokens of the last test.
+  int64_t tested_ = 0;  // Number of tokens in the last test.
 };
 
 Run::Run(GptOptions& o)
@@ -179,11 +179,12 @@ void Run::find_tokenizer(const std::string& characters) {
     return;
   }
   vocabulary_ = o.saved.count(kVocabulary) ? number_of(o.saved.at(kVocabulary)) : -1;
-  BRRR_CHECK(vocabulary_ >= 0, "{}: it is no checkpoint of train_gpt: {} is missing or no number",
-             o.source(), kVocabulary);
+  BRRR_CHECK(vocabulary_ >= 0,
+             "{}: it is not a checkpoint of train_gpt: {} is missing or not a number", o.source(),
+             kVocabulary);
   const double bytes = 4.0 * static_cast<double>(vocabulary_) * static_cast<double>(o.model.width);
   BRRR_CHECK(bytes <= static_cast<double>(std::filesystem::file_size(o.source())),
-             "{}: it is no checkpoint of train_gpt: it has no room for a vocabulary of {}",
+             "{}: it is not a checkpoint of train_gpt: it has no room for a vocabulary of {}",
              o.source(), vocabulary_);
   tokenizer_ = saved_tokenizer(o, vocabulary_);
   BRRR_CHECK(tokenizer_ || o.steps == 0 || is_tokens(o.data),
@@ -192,7 +193,7 @@ void Run::find_tokenizer(const std::string& characters) {
              o.source_option());
 }
 
-// Texts become tokens, and tokens windows.
+// Tokenises the text, or maps the token files, and makes the data set.
 void Run::make_data(const std::string& characters) {
   const GptOptions& o = options_;
   const data::TokenDatasetOptions sizes = {.vocab = vocabulary_,
@@ -232,7 +233,7 @@ void Run::make_training() {
       std::make_unique<brrr::optim::GradScaler>(brrr::optim::GradScalerOptions{.device = device});
 }
 
-// Before the first step, so that a prompt that cannot be taken costs no run.
+// Called before the first step, so that an invalid prompt does not waste a run.
 std::vector<int64_t> Run::encode_prompt() const {
   const std::string& given = options_.prompt;
   if (options_.sample == 0) return {};
@@ -252,14 +253,14 @@ brrr::Metadata Run::notes() const {
   return notes;
 }
 
-/// The batch moves to the device inside the step: with what else a replay takes from the host.
+/// Moves the batch to the device inside the step, in one copy with the replay's other host data.
 Tensor Run::loss_of(const Tensor& x, const Tensor& y) {
   const brrr::AutocastGuard guard(options_.compute_dtype());
   return model_->loss(x.to(device), y.to(device));
 }
 
-/// Loss and norm of the gradients. A step in which one of them is not finite changes no parameter,
-/// so that what went wrong can be looked at, and with float16 tried again at a smaller scale.
+/// Returns the loss and the norm of the gradients. If one of them is not finite the step changes no
+/// parameter, so that diagnosis() can find the cause, or float16 can go on with a smaller scale.
 std::vector<Tensor> Run::training_step(const Tensor& x, const Tensor& y) {
   optimizer->zero_grad();
   const Tensor loss = add_gradients(x, y);
@@ -275,13 +276,13 @@ std::vector<Tensor> Run::training_step(const Tensor& x, const Tensor& y) {
   return {loss, norm};
 }
 
-/// The first bad tensor of a step that has changed nothing: it is run again, without clipping,
-/// which would spread one NaN to all gradients.
+/// Describes the first non-finite tensor of a step that was skipped. Repeats its passes without
+/// clipping, which would spread one NaN to all gradients.
 std::string Run::diagnosis(const data::Batch& batch, brrr::RngState before) {
   brrr::set_rng_state(before);
   optimizer->zero_grad();
   add_gradients(parallel->part(batch.x), parallel->part(batch.y));
-  return first_bad();
+  return describe_nonfinite();
 }
 
 double Run::advance(RunLog& log, bool) {
@@ -306,7 +307,7 @@ double Run::test() {
   tested_ = 0;
   const GptOptions& o = options_;
   const int64_t all = data_->validation_batches();
-  // The data set's batches are those of a step.
+  // A batch of the data set holds all o.passes() passes of a step.
   const int64_t wanted = (o.eval_batches + o.passes() - 1) / o.passes();
   const int64_t n = wanted > 0 ? std::min(wanted, all) : all;
   for (int64_t i = 0; i < n; ++i) {
@@ -346,7 +347,7 @@ void Run::sample() const {
   const GptOptions& o = options_;
   if (o.sample == 0) return;
   fmt::print("sample of {} tokens:\n{}", o.sample, o.prompt);
-  // Numbers where the tokenizer is not known.
+  // Prints ids if the tokenizer is unknown.
   bool first = true;
   const auto print = [&](int64_t id) {
     const char* const gap = std::exchange(first, false) ? "" : " ";

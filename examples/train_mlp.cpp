@@ -12,7 +12,7 @@ namespace data = brrr::data;
 
 namespace {
 
-constexpr const char* kDataHash = "data-hash";  // In a checkpoint.
+constexpr const char* kDataHash = "data-hash";  // A key of a checkpoint's metadata.
 
 struct Options : TrainingOptions {
   std::string data, optimizer = "adamw";
@@ -23,7 +23,7 @@ struct Options : TrainingOptions {
   Options();
   void adapt(brrr::Metadata& saved) const override {
     TrainingOptions::adapt(saved);
-    saved.emplace("images", std::to_string(images));  // Older checkpoints do not say it.
+    saved.emplace("images", std::to_string(images));  // Missing in older checkpoints.
   }
   bool reads(const std::filesystem::path&, const std::filesystem::path& file) const override {
     return file.string().ends_with("-ubyte") && !file.has_parent_path();
@@ -35,8 +35,8 @@ Options::Options()
           "Trains an MLP to read digits. Both modes give the same losses to the last bit.",
           "train_mlp") {
   steps = 3000, batch = 64, log_every = 250, lr = 2e-3;
-  kept_ = {"hidden", "optimizer", "batch",   "accumulate", "seed",
-           "steps",  "lr",        "dropout", "images"};
+  saved_options_ = {"hidden", "optimizer", "batch",   "accumulate", "seed",
+                    "steps",  "lr",        "dropout", "images"};
   sizes_ = {"hidden"};
   add_place();
   add_input("--data", data, "folder with MNIST's four IDX files; without it digits are generated",
@@ -54,7 +54,7 @@ Options::Options()
   add("--eval-every", eval_every, "steps between tests on held-out images (0: at the end)",
       whole_number(0));
   flag("--explain", explain, "say what graph mode recorded, fused and replayed");
-  hints_.emplace_back("data");
+  saved_defaults_.emplace_back("data");
 }
 
 class Run : public Training {
@@ -75,7 +75,7 @@ class Run : public Training {
 
  private:
   void read_data() {
-    // Held-out digits come from a seed of their own; no training run shares it.
+    // Held-out digits have their own seed, which no training run uses.
     const auto part = [&](bool train) {
       if (!options_.data.empty()) return data::read_idx_dataset(options_.data, train);
       return train ? data::digits(options_.images, 0) : data::digits(4000, 0x7e57);

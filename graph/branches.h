@@ -1,7 +1,7 @@
 #pragma once
-// Kernels of a GPU's step that run beside the others. Small ones leave most of the GPU idle, and of
-// two that do not need each other (the gradients of a product's factors) neither has to wait: the
-// captured graph has two branches then.
+// The side branch of a captured GPU step. Small kernels leave most of the GPU idle, and of two that
+// are independent (the gradients of a product's factors) neither has to wait for the other: one of
+// them goes to a second branch of the graph, which runs concurrently with the main one.
 
 #include <vector>
 
@@ -10,29 +10,29 @@
 
 namespace brrr::graph {
 
-/// An order of the groups in which what is needed later comes first where two do not need each
-/// other, so that it may run beside the other one. What looks at values (ids) keeps its place: of
-/// two that find something wrong the same one says it in every mode. `notes` by group.
+/// An order of the groups in which, of two independent neighbours, the one with less work waiting
+/// for it comes first, so that it can run concurrently with the other. Ops that check values (ids)
+/// keep their places: of two faults every mode reports the same one. `notes` by group.
 std::vector<uint32_t> order_for_branches(const Recording& r, const Schedule& s,
                                          const std::vector<KernelNote>& notes);
 
 struct Branches {
-  std::vector<uint8_t> beside;  ///< By group: it is queued beside the others.
-  /// By group: the last one during which it may still run; of those not beside itself.
+  std::vector<uint8_t> beside;  ///< By group: it is on the side branch.
+  /// By group: the last group during which it may still run; on the main branch the group itself.
   std::vector<uint32_t> until;
-  size_t count = 0;  ///< Groups beside.
+  size_t count = 0;  ///< Groups on the side branch.
 };
-/// Chosen by what kernels need of each other and about take; memory is not planned yet.
+/// Chosen by dependences and estimated durations, before memory is planned.
 Branches find_branches(const Recording& r, const Schedule& s, const std::vector<KernelNote>& notes);
 
-/// Memory that a group's kernels use.
+/// A range of memory that a group's kernels use.
 struct Use {
   const char *begin, *end;
   bool write;
-  uint32_t storage = kNone, value = kNone;  ///< kNone: it is no operand.
+  uint32_t storage = kNone, value = kNone;  ///< kNone: scratch memory.
 };
-/// By group: the last one beside that has to be over before it begins, unless one before it has
-/// waited for that; kNone. Groups beside come in their own order, behind all others before them.
+/// By main-branch group: the last side-branch group that it has to wait for and no earlier group
+/// has; else kNone. Side-branch groups run in order, each after the main-branch groups before it.
 std::vector<uint32_t> find_awaits(const Recording& r, const Branches& b,
                                   const std::vector<std::vector<Use>>& uses);
 

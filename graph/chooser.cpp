@@ -1,5 +1,5 @@
-// At the group where most is alive, values that are neither made nor used there
-// are dropped, those first that cost least to make for their bytes.
+// Drops values that are alive, but neither written nor read, at the group where most bytes are
+// alive: first those whose recomputation costs least per byte.
 #include "graph/chooser.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace brrr::graph {
 
 namespace {
 
-// In bytes moved; a library kernel (a product, attention) counts as many times what it moves.
+// In bytes moved; those of a library kernel (a product, attention) count `library` times.
 double cost(const Recording& r, const Instr& i) {
   constexpr double library = 16;
   double moved = 0;
@@ -24,31 +24,31 @@ class Chooser : public Values {
  public:
   using Values::Values;
 
-  // Group by group, the fullest first, until one is reached that stays as full.
-  Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& may) {
+  // Group by group, the fullest first, until the goal is met or the fullest cannot be relieved.
+  Lists less_memory(std::set<uint32_t>& banned, int64_t excess, Allowance& allowance) {
     std::vector<int64_t> alive = bytes_alive();
     const int64_t most = *std::ranges::max_element(alive);
-    const int64_t goal = most - std::min(excess, most / 8);  // A new schedule may want others.
+    const int64_t goal = most - std::min(excess, most / 8);  // A new schedule may favour others.
     Lists chosen;
-    std::set<uint32_t> dropped, kept;  // What is made anew now, and what that is made from.
+    std::set<uint32_t> dropped, kept;  // What is recomputed now, and from what.
     for (;;) {
       const auto fullest = std::ranges::max_element(alive);
       const size_t before = chosen.size();
       for (const Candidate* x : candidates(static_cast<uint32_t>(fullest - alive.begin()))) {
         if (*fullest <= goal) break;
         const uint32_t st = x->anew.storage;
-        if (banned.count(st) || room(st) < may.least) continue;
-        if (may.only_whole && s_.strips.parts(st) > 1) continue;
-        if (x->cost > may.cost || may.values == 0) continue;
-        const auto gone = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
-        if (kept.count(st) || std::ranges::any_of(x->leaves, gone)) continue;
+        if (banned.count(st) || room(st) < allowance.min_bytes) continue;
+        if (allowance.only_whole && s_.strips.parts(st) > 1) continue;
+        if (x->cost > allowance.cost || allowance.values == 0) continue;
+        const auto is_dropped = [&](uint32_t leaf) { return dropped.count(leaf) > 0; };
+        if (kept.count(st) || std::ranges::any_of(x->leaves, is_dropped)) continue;
         dropped.insert(st);
         banned.insert(st);
-        may.cost -= x->cost;
-        --may.values;
+        allowance.cost -= x->cost;
+        --allowance.values;
         kept.insert(x->leaves.begin(), x->leaves.end());
         for (uint32_t g = x->from + 1; g < x->to; ++g) alive[g] -= room(st);
-        for (uint32_t leaf : x->longer) {
+        for (uint32_t leaf : x->extended) {
           for (uint32_t g = life_[leaf].second + 1; g <= x->to; ++g) alive[g] += room(leaf);
         }
         chosen.push_back({x->anew});
@@ -58,18 +58,18 @@ class Chooser : public Values {
   }
 
  private:
-  // A value that nobody needs between two groups; what it is made from, and what of that lives
-  // longer for it.
+  // A value unused between the groups `from` and `to`; the storages that it is recomputed from, and
+  // those of them whose live ranges are extended for it.
   struct Candidate {
-    Anew anew;
-    std::vector<uint32_t> leaves = {}, longer = {};
+    Recomputed anew;
+    std::vector<uint32_t> leaves = {}, extended = {};
     uint32_t from = 0, to = 0;
     double cost = 0, per_byte = 0;
   };
 
-  // The instructions that make the value before its users, from what is alive in the first one's
-  // group; of what is not, small values live longer, large ones are made anew, too.
-  bool chain_from_living(uint32_t made, int depth, Candidate& x) const {
+  // Collects the instructions that recompute the value from storages alive in its first user's
+  // group. Others live longer if they are small or have no makers, and are recomputed if not.
+  bool find_chain(uint32_t made, int depth, Candidate& x) const {
     constexpr int deepest = 24;
     constexpr int64_t small = 8;
     const std::vector<uint32_t> all = makers(made);
@@ -79,10 +79,10 @@ class Chooser : public Values {
       const std::vector<uint32_t> from = there ? all : makers(st);
       if (there || from.empty() || room(st) * small <= room(made)) {
         if (!unchanged(st, all[0], x.anew.before)) return false;
-        if (!there) x.longer.push_back(st);
+        if (!there) x.extended.push_back(st);
         x.leaves.push_back(st);
       } else if (!std::ranges::binary_search(x.anew.instrs, from[0]) &&
-                 !chain_from_living(st, depth + 1, x)) {
+                 !find_chain(st, depth + 1, x)) {
         return false;
       }
     }
@@ -103,7 +103,7 @@ class Chooser : public Values {
     return alive;
   }
 
-  // The value for those who read it in the group or later, if nobody writes it there.
+  // The value, recomputed for its readers in the group and later; none if it is written there.
   std::optional<Candidate> candidate(uint32_t st, uint32_t group) const {
     Candidate x{.anew = {st, {}, {}, 0}};
     for (const Access& a : r_.accesses[st]) {
@@ -118,16 +118,16 @@ class Chooser : public Values {
     }
     x.anew.before = distinct(x.anew.users).front();
     x.to = s_.group_of[x.anew.before];
-    if (!chain_from_living(st, 0, x)) return {};
+    if (!find_chain(st, 0, x)) return {};
     int64_t net = room(st);
-    for (uint32_t leaf : x.longer) net -= room(leaf);
+    for (uint32_t leaf : x.extended) net -= room(leaf);
     if (net <= 0) return {};
     for (uint32_t at : x.anew.instrs) x.cost += cost(r_, r_.instrs[at]);
     x.per_byte = x.cost / static_cast<double>(net);
     return x;
   }
 
-  // What is alive at the group for those after it alone, the cheapest for its bytes first.
+  // Values alive across the group but not used in it, the cheapest per byte first.
   std::vector<const Candidate*> candidates(uint32_t peak) {
     std::vector<const Candidate*> all;
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
@@ -141,7 +141,7 @@ class Chooser : public Values {
         if (g > peak) next = std::min(next, g);
       }
       if (used) continue;
-      const auto [at, fresh] = known_.try_emplace({st, next});
+      const auto [at, fresh] = cache_.try_emplace({st, next});
       if (fresh) at->second = candidate(st, next);
       if (at->second) all.push_back(&*at->second);
     }
@@ -149,14 +149,14 @@ class Chooser : public Values {
     return all;
   }
 
-  std::map<std::pair<uint32_t, uint32_t>, std::optional<Candidate>> known_;
+  std::map<std::pair<uint32_t, uint32_t>, std::optional<Candidate>> cache_;
 };
 
 }  // namespace
 
 Lists less_memory(const Recording& r, const Schedule& s, std::set<uint32_t>& banned, int64_t excess,
-                  Allowance& may) {
-  return Chooser(r, s).less_memory(banned, excess, may);
+                  Allowance& allowance) {
+  return Chooser(r, s).less_memory(banned, excess, allowance);
 }
 
 double step_cost(const Recording& r, const Schedule& s) {

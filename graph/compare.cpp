@@ -7,7 +7,7 @@
 
 namespace brrr {
 
-// Of a floating format stored in a U: what lies above the bits of infinity is not a number.
+// For a floating-point format stored in a U: without the sign, bits above infinity's are a NaN.
 template <class U> static void unify(U infinity, void* elements, size_t n) {
   const U sign = static_cast<U>(U{1} << (8 * sizeof(U) - 1));
   auto* at = static_cast<char*>(elements);

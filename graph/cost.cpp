@@ -1,4 +1,4 @@
-// The cost model: what kernels may hold, what they move, and what fusing them further would take.
+// The cost model: limits of kernels, bytes that they move, and what prevents further fusion.
 #include "graph/cost.h"
 
 #include <algorithm>
@@ -13,22 +13,22 @@ namespace brrr::graph {
 // --- sizes ---------------------------------------------------------------------------------------
 
 bool KernelSize::allowed(int ndim, const Target& target) const {
-  // What registers and a compiler's patience are good for. Sixteen polynomials are unrolled four
-  // times; more would save a pass over memory that takes less time than unrolling them less costs.
-  constexpr size_t most_instrs = 256, most_in_memory = 32, most_polynomials = 16;
-  return instrs <= most_instrs && in_memory <= most_in_memory && polynomials <= most_polynomials &&
-         (!target.takes || target.takes(in_memory, numbers, ndim));
+  // Limits from register pressure and compile time. Sixteen polynomials are unrolled four times;
+  // with more, the lost unrolling costs more time than the saved pass over memory.
+  constexpr size_t max_instrs = 256, max_in_memory = 32, max_polynomials = 16;
+  return instrs <= max_instrs && in_memory <= max_in_memory && polynomials <= max_polynomials &&
+         (!target.takes || target.takes(in_memory, scalars, ndim));
 }
 
 KernelSize kernel_size(const Recording& r, const Schedule& s, uint32_t g, uint32_t h) {
   KernelSize size;
-  std::map<uint32_t, std::vector<uint32_t>> used;  // By storage: values, once per access.
+  std::map<uint32_t, std::vector<uint32_t>> used;  // By storage: a value per access.
   for (uint32_t group : {g, h}) {
     for (uint32_t at : s.groups[group].instrs) {
       const Instr& i = r.instrs[at];
       ++size.instrs;
       size.polynomials += polynomials(r, i);
-      size.numbers += static_cast<size_t>(std::ranges::count(r.in(i), kNone));
+      size.scalars += static_cast<size_t>(std::ranges::count(r.in(i), kNone));
     }
     r.each_access(s.groups[group].instrs,
                   [&](const Access& a) { used[r.value(a.value).storage].push_back(a.value); });
@@ -49,8 +49,8 @@ size_t polynomials(const Recording& r, const Instr& i) {
   return polynomials_of(*i.op) + (conversions + 1) / 2;
 }
 
-// How many elements a kernel walks over before it begins another row: of the last dims those that
-// every operand goes through without a step.
+// The number of elements that a kernel walks before it starts another row: the innermost dims that
+// each operand walks with a single stride.
 static int64_t run_length(const Recording& r, const std::vector<uint32_t>& instrs,
                           const Domain& w) {
   const int64_t numel = numel_of(w.space);
@@ -73,7 +73,7 @@ static int64_t run_length(const Recording& r, const std::vector<uint32_t>& instr
 }
 
 bool splits_draws(const Recording& r, const Target& target, const Group& g, const Group& h,
-                  const Domain& of_both) {
+                  const Domain& merged) {
   const auto draws = [&](const Group& x) {
     return std::ranges::any_of(x.instrs, [&](uint32_t at) {
       const PointwiseInfo* const info = r.instrs[at].op->pointwise;
@@ -82,13 +82,13 @@ bool splits_draws(const Recording& r, const Target& target, const Group& g, cons
   };
   const auto whole = [&](const std::vector<uint32_t>& instrs, const Domain& w) {
     const int64_t run = run_length(r, instrs, w);
-    return run % target.drawn_together == 0 || run == numel_of(w.space);
+    return run % target.draw_block == 0 || run == numel_of(w.space);
   };
   const bool first = draws(g), second = draws(h);
   if (!first && !second) return false;
   std::vector<uint32_t> both = g.instrs;
   both.insert(both.end(), h.instrs.begin(), h.instrs.end());
-  return !whole(both, of_both) &&
+  return !whole(both, merged) &&
          ((first && whole(g.instrs, g.domain)) || (second && whole(h.instrs, h.domain)));
 }
 
@@ -99,18 +99,18 @@ bool mixes_checks(const Recording& r, const Group& g, const Group& h) {
     const Instr& i = r.instrs[at];
     return !i.op->check_values || r.storages[r.value(r.out(i)[0]).storage].device == kCPU;
   });
-  // The first is named; others may look at ids that were looked at in its name.
+  // Fault records name the first; others are fine if one of that name checks their ids, too.
   const auto named = [&](uint32_t at) {
     const Instr &i = r.instrs[at], &first = r.instrs[all[0]];
     return i.op == first.op && r.paths[i.path] == r.paths[first.path];
   };
   const auto same = [&](uint32_t x, uint32_t y) { return r.value(x).same_elements(r.value(y)); };
-  const auto seen_by = [&](uint32_t at, uint32_t other) {
+  const auto is_checked_by = [&](uint32_t at, uint32_t other) {
     return named(other) && std::ranges::equal(checked_values(r, r.instrs[at]),
                                               checked_values(r, r.instrs[other]), same);
   };
   return !std::ranges::all_of(all, [&](uint32_t at) {
-    return named(at) || std::ranges::any_of(all, [&](uint32_t x) { return seen_by(at, x); });
+    return named(at) || std::ranges::any_of(all, [&](uint32_t x) { return is_checked_by(at, x); });
   });
 }
 
@@ -122,10 +122,10 @@ std::string bytes_text(double n) {
   return fmt::format("{:.0f} bytes", n);
 }
 
-double bytes_apart(const Recording& r, const Group& g) {
+double group_bytes_unfused(const Recording& r, const Group& g) {
   double bytes = 0;
   for (uint32_t at : g.instrs) {
-    std::vector<uint32_t> read;  // What is given twice is read once.
+    std::vector<uint32_t> read;  // An operand given twice is read once.
     r.each_operand(r.instrs[at], [&](uint32_t value, bool write) {
       if (!write && std::ranges::find(read, value) != read.end()) return;
       if (!write) read.push_back(value);
@@ -141,7 +141,7 @@ static std::string space_text(const Domain& d) {
   return to_string(d.space) + (d.row ? fmt::format(" by rows of {}", d.row) : "");
 }
 
-// Whether it is a fold that no generated kernel can take.
+// Whether it is a single reduction or row op that no generated kernel can take.
 static bool folds_alone(const Recording& r, const Group& g) {
   const OpDef& op = *r.instrs[g.instrs[0]].op;
   return g.parts.empty() && (op.reduction || op.row);
@@ -150,36 +150,39 @@ static bool folds_alone(const Recording& r, const Group& g) {
 static std::string reason(const Recording& r, const Schedule& s, const Target& target, uint32_t a,
                           uint32_t b) {
   if (folds_alone(r, s.groups[a]) || folds_alone(r, s.groups[b])) {
-    return "such a fold has a kernel of its own: of integers, of dims that are apart, of rows too "
-           "short, too long or too few";
+    return "this fold cannot be fused: integers, dims that are not adjacent, or rows too short, "
+           "too "
+           "long or too few";
   }
   const Part &x = s.groups[a].parts[0], &y = s.groups[b].parts[0];
   Domain domain;
   if (!join(r, target, x.instrs, y.instrs, x.domain, y.domain, domain)) {
-    return fmt::format("one walks over {}, the other over {}", space_text(x.domain),
+    return fmt::format("one iterates over {}, the other over {}", space_text(x.domain),
                        space_text(y.domain));
   }
   if (!passes(r, s, a, b, domain)) {
-    return "it needs what is known only after all rows, or other elements than are made there";
+    return "it reads a result that is complete only after the last row, or other elements than are "
+           "at "
+           "hand there";
   }
   if (splits_draws(r, target, s.groups[a], s.groups[b], domain)) {
-    return fmt::format("it would make random words by rows of no multiple of {}",
-                       target.drawn_together);
+    return fmt::format("it draws random numbers, and its rows are not a multiple of {}",
+                       target.draw_block);
   }
   if (mixes_checks(r, s.groups[a], s.groups[b])) {
-    return "both look at ids, and what a kernel notes of a wrong one names one call";
+    return "both check indices, and a kernel's error report names one call";
   }
   const KernelSize size = kernel_size(r, s, a, b);
   if (!size.allowed(domain.space.size(), target)) {
-    return fmt::format("one kernel would hold {} ops, {} values in memory, {} long polynomials",
+    return fmt::format("one kernel would hold {} ops, {} operands in memory, {} long polynomials",
                        size.instrs, size.in_memory, size.polynomials);
   }
-  return fmt::format("what lies between would have to wait, or more than {} live longer",
-                     bytes_text(kLittleMemory));
+  return fmt::format("kernels between them would be delayed, or more than {} kept alive longer",
+                     bytes_text(kNegligibleBytes));
 }
 
-std::string why_apart(const Recording& r, const Schedule& s, const Target& target, uint32_t b) {
-  // Also what is left to the library's kernel because it is alone.
+std::string why_not_fused(const Recording& r, const Schedule& s, const Target& target, uint32_t b) {
+  // Includes a group left to the library's kernel only because nothing was fused with it.
   const auto one_part = [&](uint32_t g) { return s.groups[g].parts.size() == 1; };
   const bool folds = folds_alone(r, s.groups[b]);
   if (!one_part(b) && !folds) return "";
@@ -199,7 +202,7 @@ std::string why_apart(const Recording& r, const Schedule& s, const Target& targe
   if (from == kNone) return "";
   double bytes = 0;
   for (uint32_t value : distinct(passed)) bytes += memory_bytes(r.value(value));
-  return fmt::format("apart from {}, {} between them: {}", group_name(r, s.groups[from]),
+  return fmt::format("not fused with {}, {} between them: {}", group_name(r, s.groups[from]),
                      bytes_text(bytes), reason(r, s, target, from, b));
 }
 

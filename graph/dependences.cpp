@@ -1,5 +1,5 @@
-// Who reads and writes what: the one list that fuser, merger, planner and verifier look at. Dead
-// code is what neither a survivor nor an external ever sees, and what cannot fail for its values.
+// The accesses of each storage: the one dependence list of fuser, merger, planner and verifiers. An
+// instruction is dead if no survivor and no external depends on it and it has no other effect.
 #include <algorithm>
 
 #include "core/check.h"
@@ -15,12 +15,12 @@ void Recording::find_accesses() {
   std::vector<bool> needed = lasting;
   for (size_t at = instrs.size(); at-- > 0;) {
     const Instr& i = instrs[at];
-    if (i.op->is_view()) continue;  // Views: their window is part of every operand.
-    // Its error is an effect, in eager mode too.
-    live[at] = i.op->reaches_out || i.op->check_values != nullptr;
+    if (i.op->is_view()) continue;  // Every operand includes its window.
+    // Exchanges between processes and errors are effects, in eager mode too.
+    live[at] = i.op->communicates || i.op->check_values != nullptr;
     for (uint32_t id : out(i)) live[at] = live[at] || needed[value(id).storage];
     if (!live[at]) continue;
-    // A destination keeps what the call does not overwrite, so its earlier writers stay.
+    // A destination keeps the elements that the call does not write: earlier writers stay live.
     each_operand(i, [&](uint32_t id, bool write) {
       if (!write || i.into) needed[value(id).storage] = true;
     });
@@ -63,7 +63,8 @@ void verify_schedule(const Recording& r, const Schedule& s) {
   Schedule again;
   again.groups = s.groups;
   again.number_groups(r.instrs.size());
-  BRRR_CHECK(again.group_of == s.group_of, "graph: the schedule's groups are not where it says");
+  BRRR_CHECK(again.group_of == s.group_of,
+             "graph: the schedule's group_of does not match its groups");
   for (const auto& list : r.accesses) {
     for (const Access& b : list) {
       for (const Access& a : std::span(list.data(), &b)) {

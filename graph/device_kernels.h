@@ -1,6 +1,6 @@
 #pragma once
-// The kernels of a plan on a GPU, which of them are a branch, how they are launched, and the block
-// of memory that they read numbers from.
+// The kernels of a GPU plan, their launches on two branches, and the block of device memory from
+// which they read varying scalars, host data and operand tables.
 
 #include <algorithm>
 #include <cstdlib>
@@ -20,7 +20,7 @@ class DeviceKernels : public Plan {
   DeviceKernels(const Recording& r, const StepOptions& options, const Target& target)
       : Plan(r, options, target), block_bytes_(r.control.size() * sizeof(int64_t)) {}
 
-  /// A generated kernel; of several parts each has blocks from its first one on.
+  /// A generated kernel; of several parts, part k has the blocks from first[k] on.
   struct Kernel {
     std::string name;
     int threads;
@@ -28,34 +28,34 @@ class DeviceKernels : public Plan {
     std::vector<int64_t> first = {};
     void* fn = nullptr;
   };
-  /// Parts of a group with one text, and what its kernels take of each: words. In a table they are
-  /// followed by each kernel's first blocks.
+  /// Parts of a group with the same kernel text, and their kernels' arguments, part by part: words.
+  /// In a table, each kernel's first blocks follow the words.
   struct Batch {
     std::vector<Kernel> kernels;
     std::vector<int64_t> words;
     int64_t parts = 0;
-    size_t at = 0, first = 0;    ///< Of a table: where in the block, and the first blocks.
-    std::vector<Patch> patches;  ///< Of words.
+    size_t at = 0, first = 0;    ///< Offsets in the block of a table and its first blocks.
+    std::vector<Patch> patches;  ///< Words that are set by resolve().
   };
-  /// What a group is: batches, or one library call that queues kernels of its own.
+  /// What runs for a group: batches of generated kernels, or a library call that queues its own.
   struct Launch {
     std::unique_ptr<LibraryCall> call;
     std::vector<Batch> batches;
-    bool table = false;  ///< Kernels find the words in the block; else they are handed.
-    int host_data = -1;  ///< Of its group, into host_data_; nothing is launched then.
-    uint32_t site = 0;   ///< Of the call, for notes of faults.
+    bool table = false;  ///< Kernels read the words in the block; else they are arguments.
+    int host_data = -1;  ///< Index into host_data_, if the group is host data; no kernel then.
+    uint32_t site = 0;   ///< The call site for fault records.
   };
-  /// Host data of the step.
+  /// Host memory that the step reads.
   struct HostData {
     uint32_t control;  ///< The control word with the address.
     uint32_t storage;
-    HostPart part;  ///< Where in the block.
+    HostPart part;  ///< Its place in the block.
   };
-  // Before anything is made of the groups.
+  // To be called before anything depends on the order of the groups, which it may change.
   void choose_branches(const MemoryRules& rules) {
-    // Exchanges between processes have one order for all of them, and the queue beside.
+    // Exchanges between processes need one order in all of them, and use the side queue themselves.
     const bool exchanges =
-        std::ranges::any_of(r_.instrs, [](const Instr& i) { return i.op->reaches_out; });
+        std::ranges::any_of(r_.instrs, [](const Instr& i) { return i.op->communicates; });
     if (exchanges || std::getenv("BRRR_ONE_BRANCH")) return;
     const auto start = Clock::now();
     const auto arena = [&] { return plan_memory(r_, schedule_, rules).arena_bytes; };
@@ -73,8 +73,8 @@ class DeviceKernels : public Plan {
     counts_.plan_seconds += seconds_since(start);
   }
 
-  // What runs beside keeps its memory for as long as it may take, unless the arena would grow: then
-  // what writes there next waits for it.
+  // Side-branch groups keep their memory for as long as they may run, unless the arena would grow:
+  // then the next group that writes there waits for them.
   void place_temporaries(MemoryRules& rules) {
     plan_temporaries(rules);
     if (!branches_.count) return;
@@ -91,7 +91,7 @@ class DeviceKernels : public Plan {
       rules.until.clear();
       plan_temporaries(rules);
     }
-    // Of what is needed, not of what is kept; of which more may live in results now.
+    // A bound for live bytes, not for bytes kept longer; results may hold more temporaries now.
     memory_.lower_bound_bytes = std::min(bound, memory_.arena_bytes);
   }
 
@@ -107,13 +107,13 @@ class DeviceKernels : public Plan {
       }
       const Instr& i = r_.instrs[g.instrs[0]];
       const Value& v = r_.value(r_.out(i)[0]);
-      if (is_host_data(i)) {  // Used where the upload puts them.
+      if (is_host_data(i)) {  // Used where the upload puts it.
         const auto bytes = static_cast<size_t>(v.numel * v.item());
         l.host_data = static_cast<int>(host_data_.size());
-        host_data_.push_back({i.control, v.storage, {nullptr, take_from_block(bytes), bytes}});
+        host_data_.push_back({i.control, v.storage, {nullptr, reserve_in_block(bytes), bytes}});
         continue;
       }
-      // Of no elements: nothing is to be done.
+      // No elements: nothing to do.
       if (i.op->pointwise && v.numel == 0) continue;
       BRRR_CHECK(
           !i.attrs.dynamic || i.op->kind == OpKind::Random,
@@ -136,14 +136,14 @@ class DeviceKernels : public Plan {
     }
   }
 
-  // Where they begin: at a multiple of 64.
-  size_t take_from_block(size_t bytes) {
+  // Reserves bytes of the block; returns their offset, a multiple of 64.
+  size_t reserve_in_block(size_t bytes) {
     const size_t at = (block_bytes_ + 63) / 64 * 64;
     block_bytes_ = at + bytes;
     return at;
   }
 
-  // Of a group, what has one text is one batch.
+  // Parts of a group with the same text share a batch.
   Batch& batch_of(Launch& l, const std::string& name) {
     auto same =
         std::ranges::find_if(l.batches, [&](const Batch& b) { return b.kernels[0].name == name; });
@@ -166,7 +166,7 @@ class DeviceKernels : public Plan {
     } else if (w.kind == Word::Fault) {
       value = reinterpret_cast<int64_t>(device_fault());
     } else if (w.kind == Word::Op) {
-      value = fault_op_of(part);
+      value = fault_op_in(part);
     }
     b.words.push_back(value);
   }
@@ -203,11 +203,11 @@ class DeviceKernels : public Plan {
       return add_kernels(g, part, plan_rows(p.space, p.windows, row_traits(p, whole)), l);
     }
     program::Walk walk = plan_walk(p.space, p.windows);
-    walk.notes = fault_op_of(part) >= 0;
+    walk.notes = fault_op_in(part) >= 0;
     add_kernels(g, part, walk, l);
   }
 
-  // Behind the control words and host data.
+  // Places the tables after control words and host data.
   void place_tables() {
     for (Launch& l : launches_) {
       if (!l.table) continue;
@@ -216,14 +216,14 @@ class DeviceKernels : public Plan {
         for (const Kernel& k : b.kernels) {
           b.words.insert(b.words.end(), k.first.begin(), k.first.end());
         }
-        b.at = take_from_block(b.words.size() * sizeof(int64_t));
+        b.at = reserve_in_block(b.words.size() * sizeof(int64_t));
         b.first = b.at + before;
       }
     }
   }
 
-  // What a note of an id that is out of range says of where it was met; -1: none is met.
-  int64_t fault_op_of(const Part& part) const {
+  // The op and call site that fault records of out-of-range ids name; -1: the part checks no ids.
+  int64_t fault_op_in(const Part& part) const {
     for (uint32_t at : part.instrs) {
       const Instr& i = r_.instrs[at];
       if (i.op->check_values) return fault_op(*i.op, device_queue::site(r_.paths[i.path]));
@@ -248,19 +248,19 @@ class DeviceKernels : public Plan {
     if (l.host_data >= 0) {
       const HostData& d = host_data_[static_cast<size_t>(l.host_data)];
       char* const to = static_cast<char*>(bound_[d.storage]->data);
-      const bool result = to != block_ + d.part.at;  // Those have slots, of which others make use.
+      const bool result = to != block_ + d.part.at;  // A result's readers use its slot.
       if (result && d.part.bytes) device_.copy(to, block_ + d.part.at, d.part.bytes);
     }
     for (const Batch& b : l.batches) run_kernels(b, l.table);
     if (!l.call) return;
-    // Notes of faults name where in the step the kernels come from that are queued meanwhile.
+    // Fault records of the kernels queued here name their call site.
     const Held site(context.site, l.site);
     device_.launch(l.call->call);
   }
 
-  void launch_one(size_t k) {
+  void launch_group(size_t k) {
     try {
-      pass_through(kCUDA, [&] { launch(launches_[k]); });
+      run_observed(kCUDA, [&] { launch(launches_[k]); });
     } catch (const Error& e) {
       const Group& g = schedule_.groups[k];
       const size_t others = g.instrs.size() - 1;
@@ -271,14 +271,14 @@ class DeviceKernels : public Plan {
 
   void launch_all() {
     const Held products(context.tf32, r_.tf32);
-    if (context.observer) notes();  // Before there is a kernel whose time it would be.
+    if (context.observer) notes();  // Now, so that no kernel is charged for it.
     for (size_t k = 0; k < launches_.size(); ++k) {
-      launch_one(k);
+      launch_group(k);
       if (context.observer) context.observer->ran(notes()[k], kCUDA);
     }
   }
 
-  // The same with its branches, to be captured; a point for each group beside.
+  // The same on two branches, to be captured; `points`: one for each side-branch group.
   void launch_branches(const std::vector<device_link::Point>& points,
                        const std::vector<std::vector<Use>>& uses) {
     if (points.empty()) return launch_all();
@@ -289,22 +289,22 @@ class DeviceKernels : public Plan {
     for (uint32_t k = 0; k < launches_.size(); ++k) {
       if (branches_.beside[k]) {
         over[k] = &points[next++];
-        device_link::beside(*over[k], [&] { launch_one(k); });
+        device_link::beside(*over[k], [&] { launch_group(k); });
         continue;
       }
       if (awaits[k] != kNone) device_link::await(over[awaits[k]]->get());
-      launch_one(k);
+      launch_group(k);
     }
     device_link::await(points.back().get());
   }
 
   const Backend& device_ = backend(DeviceType::CUDA);
   std::vector<Launch> launches_;  // By group.
-  std::vector<int64_t> scratch_;  // By group: bytes that its kernels take.
+  std::vector<int64_t> scratch_;  // By group: bytes of scratch memory.
   std::vector<HostData> host_data_;
   size_t block_bytes_;
-  char* block_ = nullptr;  ///< The control words on the device, host data, tables.
-  Branches branches_;      ///< Of a captured step.
+  char* block_ = nullptr;  ///< On the device: control words, host data, tables.
+  Branches branches_;      ///< Of the captured step.
 };
 
 }  // namespace brrr::graph

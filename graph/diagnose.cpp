@@ -22,20 +22,20 @@ double median(std::vector<double> all) {
   return *middle;
 }
 
-// Medians of both in microseconds, in turns, so that what disturbs the machine disturbs both.
+// Median microseconds of both, called in turns so that disturbances of the machine hit both.
 std::pair<double, double> time_in_turns(const Call& a, const Call& b) {
-  // Calls of several processes may be calls of each other, whose clocks would end them apart.
+  // Calls may communicate between processes, whose clocks would stop at different counts.
   const bool counted = dist::size() > 1;
-  const double enough_s = counted ? 0 : 0.5;
-  const size_t least = counted ? 25 : 7, most = 5000;
+  const double min_s = counted ? 0 : 0.5;
+  const size_t min_calls = counted ? 25 : 7, max_calls = 5000;
   const Call* const calls[] = {&a, &b};
   std::vector<double> us[2];
   const auto begin = Clock::now();
-  while (us[0].size() < least || (seconds_since(begin) < enough_s && us[0].size() < most)) {
+  while (us[0].size() < min_calls || (seconds_since(begin) < min_s && us[0].size() < max_calls)) {
     for (size_t k : {0, 1}) {
       const auto t = Clock::now();
       (*calls[k])();
-      // What a GPU, if one has been used, has yet to do.
+      // Wait for queued work if a GPU has been used.
       if (detail::backends[static_cast<int>(DeviceType::CUDA)]) synchronize(kCUDA);
       us[k].push_back(1e6 * seconds_since(t));
     }
@@ -43,21 +43,21 @@ std::pair<double, double> time_in_turns(const Call& a, const Call& b) {
   return {median(us[0]), median(us[1])};
 }
 
-// Of one call of several, in the time that a call takes without a profile.
-struct Seen {
+// The average of profiled calls, scaled to the time of a call without a profile.
+struct ProfiledCall {
   TimeSplit split;
-  double between_us = 0;  // Of it, outside of kernels.
+  double between_us = 0;  // Outside of kernels.
   std::vector<ProfileRow> rows;
 };
-Seen look_at(const Call& call, double us) {
+ProfiledCall profiled(const Call& call, double us) {
   const int calls = dist::size() > 1 ? 10 : static_cast<int>(std::clamp(5e4 / us, 5.0, 50.0));
   const Profile profile;
   for (int i = 0; i < calls; ++i) call();
   const TimeSplit all = profile.total();
-  // What a profile costs lies between kernels.
+  // A profile's own cost lies between kernels.
   const double kernels_us = profile.kernels_us(),
                scale = std::min(1.0, us * calls / kernels_us) / calls;
-  Seen seen{all.each(calls, us), std::max(0.0, us - kernels_us * scale), profile.rows()};
+  ProfiledCall seen{all.each(calls, us), std::max(0.0, us - kernels_us * scale), profile.rows()};
   for (ProfileRow& r : seen.rows) {
     r.flops /= calls;
     r.bytes /= calls;
@@ -67,7 +67,7 @@ Seen look_at(const Call& call, double us) {
   return seen;
 }
 
-// Of a call's kernels those that are no small ones, and take longer than the limits say.
+// Sums up the time beyond the limits in kernels that are not small.
 void find_slow(Diagnosis& d, const std::vector<ProfileRow>& rows) {
   constexpr double small_us = 2;
   double most = 0;
@@ -100,7 +100,7 @@ std::string text_of(const Diagnosis& d, bool may_freeze, Device device) {
   } else if (d.graph_us > 0) {
     t += fmt::format("; graph mode gives {:.2f}x", d.gain());
   }
-  if (!d.refused.empty()) t += "\ngraph mode does not take it: " + d.refused;
+  if (!d.refused.empty()) t += "\ngraph mode cannot run it: " + d.refused;
   t += fmt::format("\n{:.{}f} us a call: compute {}, memory {}, overhead {}\n", d.us, digits(d.us),
                    percent(s.compute_us), percent(s.memory_us), percent(s.overhead_us()));
   const std::string gain = fmt::format("{:.2f}x", d.gain());
@@ -133,7 +133,7 @@ std::string text_of(const Diagnosis& d, bool may_freeze, Device device) {
 
 Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepBase&)>& call_by) {
   BRRR_CHECK(!context.recorder, "diagnose: call it outside of the step");
-  BRRR_CHECK(!context.observer, "diagnose: end the Profile first; what it measures takes time");
+  BRRR_CHECK(!context.observer, "diagnose: end the Profile first; profiling distorts the times");
   StepOptions options = step.options();
   Diagnosis d;
   d.mode = options.mode;
@@ -141,7 +141,7 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
   options.mode = eager ? Mode::Graph : Mode::Eager;
   const auto other = make_step(options);
   const Call call = [&] { call_by(step); }, call_other = [&] { call_by(*other); };
-  // Recorded, built, warm; and Auto has decided.
+  // Until the step is recorded, built and warm, and Auto has chosen.
   const int warm = d.mode == Mode::Auto ? 3 + kAutoTrials : 3;
   for (int i = 0; i < warm; ++i) {
     call();
@@ -162,11 +162,11 @@ Diagnosis diagnose(StepBase& step, Device device, const std::function<void(StepB
   const StepStats now = graph.stats();
   const uint64_t calls = now.calls - before.calls, replays = now.replays - before.replays;
   if (replays < calls || calls == 0 || now.fallbacks > before.fallbacks) d.graph_us = 0;
-  const Seen seen = look_at(call, d.us);
+  const ProfiledCall seen = profiled(call, d.us);
   d.split = seen.split;
   find_slow(d, seen.rows);
   if (eager && d.graph_us > 0) {
-    const Seen then = look_at(call_other, d.graph_us);  // Of it only what runs, not how long.
+    const ProfiledCall then = profiled(call_other, d.graph_us);  // Its times are not used.
     d.predicted_us = predict_graph_us(seen.rows, seen.between_us, then.rows, now, device);
   }
   d.text = text_of(d, !step.options().check_numerics && !step.is_frozen(), device) + '\n' +

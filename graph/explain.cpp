@@ -1,4 +1,4 @@
-// What a step did, for people: the summary and the DOT picture.
+// Reports for people: the summary of a step, its kernels' source and its graph in DOT.
 #include "core/check.h"
 #include "core/text.h"
 #include "graph/core.h"
@@ -6,42 +6,44 @@
 
 namespace brrr::graph {
 
-static std::string anew_text(const Plan& plan, const StepOptions& options) {
-  const Rematerialised& anew = plan.rematerialised();
+static std::string rematerialised_text(const Plan& plan, const StepOptions& options) {
+  const Rematerialised& remat = plan.rematerialised();
   std::string t;
-  if (anew.instrs) {
-    t = fmt::format("\n  {} ops make anew what could be kept", anew.instrs);
-    if (anew.bytes > 0) t += fmt::format("; it saves moving {}", bytes_text(anew.bytes));
+  if (remat.instrs) {
+    t = fmt::format("\n  {} ops recompute values instead of keeping them", remat.instrs);
+    if (remat.bytes > 0) t += fmt::format("; saves {} of memory traffic", bytes_text(remat.bytes));
   }
   if (options.memory_budget > 0) {
-    const size_t budget = budget_bytes(options, anew.arena_before);
+    const size_t budget = budget_bytes(options, remat.arena_before);
     t += fmt::format(
-        "\n  memory budget {}: temporaries take {} at most, {} before, kernels' own memory aside{}",
-        bytes_text(budget), bytes_text(anew.arena), bytes_text(anew.arena_before),
-        anew.arena > budget ? "; nothing more can be dropped" : "");
-  } else if (anew.arena < anew.arena_before) {
-    t += fmt::format("; temporaries take {} instead of {}", bytes_text(anew.arena),
-                     bytes_text(anew.arena_before));
+        "\n  memory budget {}: temporaries peak at {} ({} without it), workspaces not counted{}",
+        bytes_text(budget), bytes_text(remat.arena), bytes_text(remat.arena_before),
+        remat.arena > budget ? "; nothing more can be recomputed" : "");
+  } else if (remat.arena < remat.arena_before) {
+    t += fmt::format("; temporaries take {} instead of {}", bytes_text(remat.arena),
+                     bytes_text(remat.arena_before));
   }
-  if (anew.ahead) {
-    t += fmt::format("\n  {} derivatives are computed with their functions, whose operands go",
-                     anew.ahead);
+  if (remat.ahead) {
+    t += fmt::format(
+        "\n  {} derivatives are computed in forward, so that their operands are not kept",
+        remat.ahead);
   }
   return t;
 }
 
-static std::string rows_text(const Recording& r) {
+static std::string pitched_text(const Recording& r) {
   size_t n = 0, bytes = 0;
   for (const StorageInfo& st : r.storages) {
     n += st.row != 0;
     bytes += st.row != 0 ? st.bytes : 0;
   }
   if (n == 0) return "";
-  return fmt::format("\n  {} temporaries, {}, lie where the library takes them without a copy", n,
-                     bytes_text(bytes));
+  return fmt::format(
+      "\n  {} temporaries, {}, have padded rows, which the library takes without a copy", n,
+      bytes_text(bytes));
 }
 
-// Before the first kernel of a strip.
+// What precedes the first kernel of a strip.
 static std::string strip_text(const Recording& r, const Schedule& s, uint32_t group) {
   const Strip* const strip = s.strips.of(group);
   if (!strip || strip->first != group) return "";
@@ -51,13 +53,16 @@ static std::string strip_text(const Recording& r, const Schedule& s, uint32_t gr
     if (s.stored[st] && s.strips.home[st] == number) bytes += r.storages[st].bytes;
   }
   std::string text = fmt::format(
-      "  the next {} kernels run in {} parts, one after the other; {} of values are never whole\n",
+      "  the next {} kernels run in {} parts, one after the other; {} of temporaries never exist "
+      "as "
+      "a whole\n",
       strip->last - strip->first + 1, strip->parts, bytes_text(bytes));
   int64_t kept = 0;
   for (uint32_t g = strip->first; g <= strip->last && !s.strips.kept.empty(); ++g) {
     kept += s.strips.kept[g];
   }
-  if (kept > 0) text += fmt::format("  {} of weights are copied once for all\n", bytes_text(kept));
+  if (kept > 0)
+    text += fmt::format("  {} of weights are packed once for all parts\n", bytes_text(kept));
   return text;
 }
 
@@ -67,36 +72,36 @@ static std::string title_of(const Recording& r, const Group& g) {
   return (path.empty() ? "" : shown(path, SIZE_MAX) + ": ") + group_name(r, g);
 }
 
-static std::string kernels_of(const Plan& plan) {
+static std::string kernels_of(const Plan& plan, bool fused) {
   const Recording& r = plan.recording();
   const Schedule& s = plan.schedule();
   std::string t;
-  double together = 0, apart = 0;
+  double fused_bytes = 0, unfused_bytes = 0;
   for (uint32_t k = 0; k < s.groups.size(); ++k) {
     const Group& g = s.groups[k];
     t += strip_text(r, s, k);
     const Instr& first = r.instrs[g.instrs[0]];
     t += fmt::format("  {:9} {}", g.fused ? "generated" : name(first.op->kind), title_of(r, g));
     if (g.fused) {
-      const double moved = group_bytes(r, s, g), alone = bytes_apart(r, g);
-      together += moved;
-      apart += alone;
+      const double moved = group_bytes(r, s, g), alone = group_bytes_unfused(r, g);
+      fused_bytes += moved;
+      unfused_bytes += alone;
       if (moved != alone) {
         t += fmt::format(", {} moved instead of {}", bytes_text(moved), bytes_text(alone));
       }
     }
-    if (plan.is_beside(k)) t += ", beside those that follow";
-    const std::string why = why_apart(r, s, plan.target(), k);
+    if (plan.is_on_side_branch(k)) t += ", on the side branch";
+    const std::string why = fused ? why_not_fused(r, s, plan.target(), k) : "";
     t += why.empty() ? "\n" : fmt::format("\n            {}\n", why);
   }
-  if (together < apart) {
-    t += fmt::format("fusion moves {} a replay where its ops one by one would move {}\n",
-                     bytes_text(together), bytes_text(apart));
+  if (fused_bytes < unfused_bytes) {
+    t += fmt::format("the fused kernels move {} a replay, their ops one by one would move {}\n",
+                     bytes_text(fused_bytes), bytes_text(unfused_bytes));
   }
   return t;
 }
 
-// Whoever replays one has its lock and then takes that of all.
+// A copy: a replay takes this mutex while it holds its entry's, so no entry's is taken under it.
 std::vector<std::shared_ptr<Entry>> StepCore::all_entries() {
   const std::lock_guard lock(mutex_);
   return entries_;
@@ -138,37 +143,38 @@ std::string StepCore::explain() {
                        e.plan->kernels(), e.plan->generated_kernels(), e.plan->schedule().removed);
       t += fmt::format("  arena {} (lower bound {}{}), in place {} of {}",
                        bytes_text(m.arena_bytes), bytes_text(m.lower_bound_bytes),
-                       m.hosted ? fmt::format(", {} temporaries live in results", m.hosted) : "",
+                       m.hosted ? fmt::format(", {} temporaries placed in results", m.hosted) : "",
                        m.in_place, m.in_place_candidates);
-      t += anew_text(*e.plan, options_) + rows_text(e.plan->recording());
+      t += rematerialised_text(*e.plan, options_) + pitched_text(e.plan->recording());
     }
     if (e.plan && e.plan->counts().captures + e.plan->counts().direct > 0) {
       const ReplayCounts& c = e.plan->counts();
       t += fmt::format(
-          "\n  captured {} times in {:.1f} ms: {} nodes, {} groups beside others, {}; inputs "
-          "copied {}, results moved away {}, {} from the host in one copy a replay",
+          "\n  captured {} times in {:.1f} ms: {} nodes, {} groups on the side branch, {}; inputs "
+          "copied {}, results moved {}, {} uploaded a replay",
           c.captures, c.capture_seconds * 1e3, c.nodes, c.beside, bytes_text(c.graph_bytes),
-          c.copied_in, c.moved_away, bytes_text(c.upload_bytes));
+          c.copied_in, c.copied_out, bytes_text(c.upload_bytes));
       if (c.direct) t += fmt::format("; {} replays without a capture: {}", c.direct, c.failure);
     }
     if (options_.mode == Mode::Auto && e.trials > 0) {
       t += fmt::format("\n  auto: replay {:.1f} us, eager {:.1f} us, keeps {}",
                        e.replay_seconds * 1e6, e.walk_seconds * 1e6,
-                       e.prefers_walk() ? "eager" : "replay");
+                       e.prefers_eager() ? "eager" : "replay");
     }
     t += "\n";
   }
   if (!entries.empty()) {
     const std::lock_guard lock(entries[0]->mutex);
-    if (entries[0]->plan) t += "kernels of entry 0:\n" + kernels_of(*entries[0]->plan);
+    if (entries[0]->plan)
+      t += "kernels of entry 0:\n" + kernels_of(*entries[0]->plan, options_.fuse);
   }
   const std::lock_guard lock(mutex_);
   for (const std::string& line : log_) t += line + "\n";
-  if (is_frozen_) t += "frozen: the function is not run any more\n";
+  if (is_frozen_) t += "frozen: the function no longer runs\n";
   return t;
 }
 
-// A name as part of a label of DOT.
+// A name, escaped for a DOT label.
 static std::string label_of(const std::string& name) {
   std::string t;
   for (char c : shown(name)) {

@@ -1,7 +1,7 @@
-// A pointwise value that later kernels read costs a store and their loads; computed there it costs
-// what it is computed from, unless that is read there anyway. For what one group passes to a later
-// one the cheapest choice is a minimum cut between memory and the later group's operands: of the
-// edges that are cut each is a value that it loads.
+// Recomputes pointwise values in later kernels where that moves fewer bytes. A value passed through
+// memory costs a store and its loads; a recomputed one costs the loads of its inputs that the later
+// kernel does not read anyway. The cheapest choice of the values that one group passes to a later
+// one is a minimum cut between memory and that group's operands: each cut edge is a value to load.
 #include <algorithm>
 
 #include "graph/chooser.h"
@@ -27,12 +27,12 @@ class FewerBytes : public Values {
       drop();
     }
     Lists all;
-    for (auto& [h, list] : anew_) {
-      // In few places: what is repeated in one can be one kernel.
+    for (auto& [h, list] : recomputed_) {
+      // Repeat instructions in few places: those repeated in one place can become one kernel.
       std::vector<uint32_t> places;
-      for (const Anew& a : list) places.push_back(a.users.front());
+      for (const Recomputed& a : list) places.push_back(a.users.front());
       distinct(places);
-      for (Anew& a : list) {
+      for (Recomputed& a : list) {
         a.before = *std::upper_bound(places.begin(), places.end(), a.instrs.back());
       }
       all.push_back(std::move(list));
@@ -41,14 +41,14 @@ class FewerBytes : public Values {
   }
 
  private:
-  // A value of the group at hand that later ones can compute, too.
+  // A value of the current group that later groups can compute, too.
   struct Inner {
     std::vector<uint32_t> makers, inputs;
     std::map<uint32_t, std::vector<uint32_t>> users;  // In other groups, by group.
-    bool passed = false;                              // In memory for fused groups alone.
-    int64_t work = 0;                                 // In bytes that could be moved meanwhile.
+    bool passed = false;                              // It has users, all of them fused.
+    int64_t work = 0;                                 // Of recomputing, in bytes moved meanwhile.
   };
-  // What is read, and run again, where values are computed anew.
+  // The instructions to repeat for a recomputed value, and the storages that they load.
   struct Chain {
     std::vector<uint32_t> instrs, leaves;
   };
@@ -59,7 +59,7 @@ class FewerBytes : public Values {
     v.makers = makers(st);
     for (uint32_t at : v.makers) {
       if (s_.group_of[at] != group || !r_.instrs[at].op->pointwise) return;
-      // A polynomial takes about as long as to move so many bytes of each element.
+      // A polynomial takes about as long as moving this many bytes per element.
       constexpr int64_t polynomial_bytes = 4;
       v.work += static_cast<int64_t>(polynomials(r_, r_.instrs[at])) * polynomial_bytes *
                 r_.value(r_.out(r_.instrs[at])[0]).numel;
@@ -78,24 +78,25 @@ class FewerBytes : public Values {
     inner_.emplace(st, std::move(v));
   }
 
-  // What it costs the group to read a value that is in memory anyway.
-  int64_t load(uint32_t st, uint32_t group) const {
+  // The bytes that it costs the group to read a value that is in memory anyway.
+  int64_t load_bytes(uint32_t st, uint32_t group) const {
     const auto uses = [&](const Access& a) { return s_.group_of[a.instr] == group; };
     if (std::ranges::any_of(r_.accesses[st], uses)) return 0;
-    const auto there = anew_.find(group);
-    const bool anew = there != anew_.end() && std::ranges::count(there->second, st, &Anew::storage);
+    const auto it = recomputed_.find(group);
+    const bool anew =
+        it != recomputed_.end() && std::ranges::count(it->second, st, &Recomputed::storage);
     return anew ? 0 : bytes(st);
   }
 
-  // And one of this group's, which need not be there: its store is shared by those who read it.
-  int64_t keep(uint32_t st, uint32_t group) const {
+  // Likewise for an inner value, which need not be stored: its readers share the cost of the store.
+  int64_t keep_bytes(uint32_t st, uint32_t group) const {
     const Inner& v = inner_.at(st);
     if (v.passed) return bytes(st) + bytes(st) / static_cast<int64_t>(v.users.size());
-    return s_.stored[st] ? load(st, group) : 2 * bytes(st);
+    return s_.stored[st] ? load_bytes(st, group) : 2 * bytes(st);
   }
 
   void cut(uint32_t group) {
-    std::map<uint32_t, uint32_t> node;  // Two each: before and after the value is loaded.
+    std::map<uint32_t, uint32_t> node;  // Two per value; the edge between them is its load.
     uint32_t until = 0;
     for (const auto& [st, v] : inner_) {
       node.try_emplace(st, static_cast<uint32_t>(2 * node.size()));
@@ -108,7 +109,7 @@ class FewerBytes : public Values {
     for (const auto& [st, at] : node) {
       const auto found = inner_.find(st);
       const bool is_inner = found != inner_.end();
-      cut.edge(at, at + 1, is_inner ? keep(st, group) : load(st, group));
+      cut.edge(at, at + 1, is_inner ? keep_bytes(st, group) : load_bytes(st, group));
       if (!is_inner) {
         cut.edge(source, at, MinCut::kNever);
         continue;
@@ -141,7 +142,7 @@ class FewerBytes : public Values {
     }
   }
 
-  // Whether fewer bytes are moved, and what has to live longer is not more than what is dropped.
+  // Whether fewer bytes are moved, and extended live ranges take no more bytes than are dropped.
   bool pays(const std::map<uint32_t, Chain>& by_group) const {
     int64_t gain = 0, dropped = 0;
     uint32_t last = 0;
@@ -154,7 +155,7 @@ class FewerBytes : public Values {
     }
     for (const auto& [h, c] : by_group) {
       for (uint32_t leaf : c.leaves) {
-        gain -= s_.stored[leaf] || !inner_.count(leaf) ? load(leaf, h) : keep(leaf, h);
+        gain -= s_.stored[leaf] || !inner_.count(leaf) ? load_bytes(leaf, h) : keep_bytes(leaf, h);
         const bool lives_longer = temporary(leaf) && life_[leaf].second < last;
         if (lives_longer && longer.insert(leaf).second) dropped -= bytes(leaf);
       }
@@ -162,7 +163,7 @@ class FewerBytes : public Values {
         if (std::binary_search(c.instrs.begin(), c.instrs.end(), v.makers[0])) gain -= v.work;
       }
     }
-    return gain >= kLittleMemory && dropped >= 0;
+    return gain >= kNegligibleBytes && dropped >= 0;
   }
 
   void drop() {
@@ -179,15 +180,15 @@ class FewerBytes : public Values {
     each_dropped([&](uint32_t st, uint32_t h, const std::vector<uint32_t>& users) {
       Chain own;
       extend(own, st);
-      anew_[h].push_back({st, distinct(own.instrs), users, 0});
+      recomputed_[h].push_back({st, distinct(own.instrs), users, 0});
     });
   }
 
-  std::map<uint32_t, std::vector<Anew>> anew_;  // By the group that computes them.
-  // Of the group at hand.
+  std::map<uint32_t, std::vector<Recomputed>> recomputed_;  // By the group that computes them.
+  // Of the current group:
   std::map<uint32_t, Inner> inner_;
-  std::set<uint32_t> readers_;  // Groups that what is passed is passed to.
-  std::set<uint32_t> loaded_;   // Of what is inner, by any of them.
+  std::set<uint32_t> readers_;  // Groups that use passed values.
+  std::set<uint32_t> loaded_;   // Inner values that some reader loads.
 };
 
 }  // namespace

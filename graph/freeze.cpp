@@ -1,4 +1,4 @@
-// Frozen steps: a replay with the recorded effects, without running the function.
+// Frozen steps: replay with the recorded effects, without running the function.
 #include <algorithm>
 #include <functional>
 
@@ -7,15 +7,15 @@
 
 namespace brrr::graph {
 
-// A survivor may be held by the call's results and by grad fields only: then a replay can hand out
-// new ones.
-static bool holders_known(Session& s, const std::vector<Effects::Gradient>& gradients) {
+// Whether survivors are held by the call's results and by grad fields only, so that a replay can
+// replace them all.
+static bool all_holders_known(Session& s, const std::vector<Effects::Gradient>& gradients) {
   std::vector<TensorImpl*>& seen = s.seen;
   seen.clear();
   for (const Tensor* t : s.results) seen.push_back(t->impl());
   for (const Effects::Gradient& g : gradients) seen.push_back(g.leaf.impl()->grad);
   std::erase(seen, nullptr);
-  // Handles of one tensor, and tensors of one storage, side by side.
+  // Sort handles by storage, then by tensor.
   const auto storage_of = [](const TensorImpl* t) -> const Storage* { return t->storage; };
   std::ranges::sort(seen, {}, [](TensorImpl* t) { return std::pair(t->storage, t); });
   for (size_t k = 0; k < s.survivors.size(); ++k) {
@@ -33,7 +33,7 @@ static bool holders_known(Session& s, const std::vector<Effects::Gradient>& grad
   return true;
 }
 
-// Tells a storage from others that were or will be at its address.
+// A number that distinguishes a storage from earlier and later ones at the same address.
 static uint32_t number_of(Storage& s) {
   static std::atomic<uint32_t> numbers{0};
   std::atomic_ref number(s.number);  // Other steps may have the same argument.
@@ -41,9 +41,8 @@ static uint32_t number_of(Storage& s) {
   return number.load();
 }
 
-// Of the arguments what the next ones have to be like. What they were is none of the step's
-// business any more.
-static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
+// Records what the next arguments have to match, and releases the references to these ones.
+static void record_arguments(Frozen& f, const Tensor* const* args, size_t n) {
   auto& bindings = f.effects.bindings;
   f.entry->arguments.resize(n);
   for (size_t k = 0; k < n; ++k) {
@@ -57,8 +56,8 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
     for (uint32_t x = 0; x < bindings.size(); ++x) {
       if (bindings[x].storage.get() == t.storage) external = x;
     }
-    // Where the step first uses its storage: what a window of a captured tensor's memory is passed
-    // for, moves as little as that one does.
+    // Where the step first uses the storage: an argument that is a window on a captured tensor's
+    // memory counts as moved only if that tensor has moved.
     const int64_t base = external == kNone ? t.offset : bindings[external].base;
     const uint32_t number = number_of(*t.storage);
     const bool moved = a.number != number || a.offset + a.base != base;
@@ -82,30 +81,30 @@ static void note_arguments(Frozen& f, const Tensor* const* args, size_t n) {
   }
 }
 
-// A frozen step would go on with what the function's handles hold now.
-static void note_captured(Frozen& f) {
+// A frozen step would keep using the tensors that the function captures now: refuse if they change.
+static void record_captured(Frozen& f) {
   const auto& bindings = f.effects.bindings;
   auto& captured = f.entry->captured;
   const bool known = !captured.empty();
   captured.resize(bindings.size());
   for (size_t x = 0; x < bindings.size(); ++x) {
-    if (!bindings[x].storage || bindings[x].storage->gradient) continue;  // An argument.
+    if (!bindings[x].storage || bindings[x].storage->gradient) continue;  // Argument, or refused.
     Storage& s = *bindings[x].storage;
     const Entry::Captured now{number_of(s), bindings[x].base, s.histories};
     const auto was = std::exchange(captured[x], now);
     if (known && was.number && (was.number != now.number || was.base != now.base)) {
       f.refusal =
-          "a tensor that it captures was another one, or another part of it, in the call before; "
+          "a tensor that it captures was another one, or another part of it, in the previous call; "
           "pass it as an argument";
     }
   }
 }
 
-// Whether the step touches an argument's storage outside the argument: then something else of the
-// step lives there, and the next argument would be taken for it.
-static bool strays(const Recording& r, const Entry::Argument& a) {
+// Whether the step accesses an argument's storage outside the argument: then another tensor of the
+// step lives there, and a replay would use the next argument's memory for it.
+static bool accesses_outside(const Recording& r, const Entry::Argument& a) {
   const Extent touched = r.extent(r.externals[a.external]);
-  if (touched.value == kNone) return false;  // Nothing that has elements.
+  if (touched.value == kNone) return false;  // No elements are accessed.
   if (numel_of(a.sizes) == 0) return true;
   const auto item = static_cast<int64_t>(itemsize(a.dtype));
   int64_t end = 1 - a.base;
@@ -113,22 +112,22 @@ static bool strays(const Recording& r, const Entry::Argument& a) {
   return touched.low < -a.base * item || touched.high > end * item;
 }
 
-// Refuses what the bindings tell. Looked at once a step is to be frozen, and again when an ordinary
-// call has replaced what it was frozen with.
+// Refuses by the bindings. Checked when a step is to be frozen, and again when an ordinary call has
+// replaced the state that it was frozen with.
 static void refuse_bindings(Frozen& f) {
   for (const Entry::Argument& a : f.entry->arguments) {
-    if (a.external != kNone && strays(f.entry->recording, a)) {
+    if (a.external != kNone && accesses_outside(f.entry->recording, a)) {
       f.refusal = "an argument shares its memory with another tensor of the step; pass its clone()";
     }
   }
 }
 
-// The first control word that only the function can tell; their number if there is none.
+// The first control word that only running the function can determine; the word count if none.
 static size_t host_word(const std::vector<Ref<ControlCell>>& cells) {
   const auto only_host = [](const auto& c) { return !c || c->kind == ControlCell::OwnDraw; };
   return static_cast<size_t>(std::ranges::find_if(cells, only_host) - cells.begin());
 }
-constexpr const char* kHostWord = "";  // A refusal that describe_host_word() puts in words.
+constexpr const char* kHostWord = "";  // A refusal whose text describe_host_word() makes.
 static std::string describe_host_word(const Frozen& f) {
   const Recording& r = f.entry->recording;
   const size_t word = host_word(f.effects.cells);
@@ -141,10 +140,10 @@ static std::string describe_host_word(const Frozen& f) {
   if (f.effects.cells[word]) {
     return "it draws from a random stream of its own (" + op + "); make the RngScope outside";
   }
-  return "a number in it varies (" + op + "); pass it as a tensor";
+  return "a scalar in it varies (" + op + "); pass it as a tensor";
 }
 
-// Notes what freeze() would need. Everything but the walk over a few survivors is a move.
+// Records what freeze() needs. Cheap: apart from a loop over the survivors, contents are moved.
 void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tensor* const* args,
                         size_t n) {
   std::lock_guard lock(mutex_);
@@ -153,7 +152,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.refusal = s.pass.host_effect();
   f.effects.clear();
   s.pass.release(&f.effects);
-  if (!holders_known(s, f.effects.gradients)) {
+  if (!all_holders_known(s, f.effects.gradients)) {
     f.refusal =
         "a tensor that it makes is held by more than its results and grad fields (a "
         "captured handle, or history that detach() would drop)";
@@ -180,17 +179,17 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
     if (foreign) f.refusal = "a grad field is set to a tensor from outside";
     const auto is_leaf = [&](const Tensor* t) { return t->impl() == g.leaf.impl(); };
     if (std::any_of(args, args + n, is_leaf))
-      f.refusal = "it sets or looks for the gradient of an argument";
+      f.refusal = "it sets or reads the gradient of an argument";
   }
   if (host_word(f.effects.cells) < f.effects.cells.size()) f.refusal = kHostWord;
-  note_arguments(f, args, n);
-  note_captured(f);
-  // Gradients could not be frozen with, and a step that kept them would keep their memory.
+  record_arguments(f, args, n);
+  record_captured(f);
+  // A step that uses such gradients cannot be frozen, and keeping them would keep their memory.
   for (Binding& b : f.effects.bindings) {
     if (!b.storage || !b.storage->gradient) continue;
     f.refusal =
         "it uses a gradient from before the step, which zero_grad() outside it would replace; call "
-        "zero_grad() inside, which takes gradients away instead of setting them to 0";
+        "zero_grad() inside, which clears gradients instead of setting them to 0";
     b.storage.reset();
   }
   f.grad_enabled = context.grad_enabled;
@@ -200,7 +199,7 @@ void StepCore::remember(const std::shared_ptr<Entry>& e, Session& s, const Tenso
   f.sets_rng = s.pass.sets_rng || e->recording.other_stream;
   f.left = rng_state();
   if (is_frozen_) refuse_bindings(f);
-  if (f.refusal) {  // For nothing they would keep alive what the function has let go of.
+  if (f.refusal) {  // These would needlessly keep alive tensors that the function has released.
     f.effects.gradients.clear();
     f.effects.results.clear();
     f.effects.bindings.clear();
@@ -214,7 +213,7 @@ void StepCore::freeze() {
   std::lock_guard lock(mutex_);
   if (options_.mode == Mode::Eager) return;
   BRRR_CHECK(options_.verify_every == 0,
-             "step.freeze: verify_every is {}, but what is frozen is not verified; give 0",
+             "step.freeze: verify_every is {}, but frozen steps are not verified; give 0",
              options_.verify_every);
   BRRR_CHECK(last_.entry,
              "step.freeze: call the step at least once before, and its last call must not throw");
@@ -232,7 +231,7 @@ static bool same_argument(const Entry::Argument& a, const Tensor& t) {
          x.stride_list() == a.strides;
 }
 
-// Takes the arguments into the bindings of a call; false if they are not such as were frozen.
+// Puts the arguments into the bindings of a call; false if they do not match the frozen ones.
 static bool bind_arguments(const Frozen& f, const Tensor* const* args, size_t n,
                            std::vector<Binding>& bindings) {
   if (n != f.entry->arguments.size()) return false;
@@ -242,7 +241,7 @@ static bool bind_arguments(const Frozen& f, const Tensor* const* args, size_t n,
     if (a.external == kNone) continue;
     const TensorImpl& t = *args[k]->impl();
     if (t.storage->pass || t.storage->lost || t.requires_grad()) return false;
-    // One that was the same on every call may be captured, too: then this call is another one.
+    // An argument that never changed may also be captured: then a new one needs the function.
     const bool same = a.number == std::atomic_ref(t.storage->number).load() &&
                       a.offset == t.offset && a.histories == t.storage->histories;
     if (!a.moves && !same) return false;
@@ -250,7 +249,7 @@ static bool bind_arguments(const Frozen& f, const Tensor* const* args, size_t n,
       if (x != a.external && bindings[x].storage.get() == t.storage) return false;
     }
     Binding& b = bindings[a.external];
-    // An earlier argument may have been the same tensor.
+    // An earlier argument may share its external; both must then be the same tensor.
     const int64_t base = t.offset + a.base;
     if (b.storage && (b.storage.get() != t.storage || b.base != base)) return false;
     b = {Ref<Storage>::share(t.storage), base};
@@ -258,8 +257,8 @@ static bool bind_arguments(const Frozen& f, const Tensor* const* args, size_t n,
   return true;
 }
 
-// In place of the function: its effects. Null when the call is not the frozen one: it then takes
-// the ordinary way, which is always right.
+// Applies the frozen effects instead of running the function. Null if the call does not match the
+// frozen one: it then runs the function, which is always right.
 std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, size_t n,
                                       std::vector<Tensor>& results) {
   if (!is_frozen_ || options_.check_numerics) return nullptr;
@@ -269,17 +268,17 @@ std::shared_ptr<Entry> StepCore::play(Session& s, const Tensor* const* args, siz
       default_device() != f.device || settings_epoch() != f.epoch) {
     return nullptr;
   }
-  // Where it goes in the stream, it goes from there: draws between calls run the function.
+  // A step that sets the stream must find it as it left it: draws between calls run the function.
   const RngState found = rng_state();
   if (f.sets_rng && (found.seed != f.left.seed || found.draw != f.left.draw)) return nullptr;
-  // What a backward pass does, set a gradient or add to it, depends on there being one.
+  // Whether a backward pass sets a gradient or adds to it depends on whether there is one.
   for (const Effects::Gradient& g : f.effects.gradients) {
     if ((g.leaf.impl()->grad != nullptr) != g.had) return nullptr;
   }
   for (const Effects::Mark& m : f.effects.marks) {
     if (m.cell->value != m.before) return nullptr;
   }
-  // Backward would go on into a history that one has got, or lost, in place.
+  // A captured tensor has got or lost history in place, which changes where backward goes.
   for (size_t x = 0; x < f.effects.bindings.size(); ++x) {
     const Storage* const captured = f.effects.bindings[x].storage.get();
     if (captured && captured->histories != f.entry->captured[x].histories) return nullptr;

@@ -1,5 +1,5 @@
-// Which ops can share kernels: pointwise ones, and around them reductions and row ops of the same
-// rows; and the schedule, which begins with a group for each.
+// Makes the schedule: one group per instruction, merged as merge.cpp decides. Fusible are pointwise
+// ops, and reductions and row ops over the same rows.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -17,8 +17,8 @@ std::vector<uint32_t>& distinct(std::vector<uint32_t>& list) {
 
 namespace {
 
-// Whether it may overwrite bytes that it reads otherwise than as `same` says: the eager driver
-// copies those first.
+// Whether an in-place instruction may overwrite bytes of an input for which `same(input, output)`
+// is false: the eager driver copies such an input first.
 template <class Same> bool clobbers(const Recording& r, const Instr& i, const Same& same) {
   return i.into && std::ranges::any_of(r.out(i), [&](uint32_t out) {
            return std::ranges::any_of(r.in(i), [&](uint32_t in) {
@@ -28,7 +28,7 @@ template <class Same> bool clobbers(const Recording& r, const Instr& i, const Sa
          });
 }
 
-// Whether the instruction can be text at all.
+// Whether the instruction can be part of a generated kernel.
 bool fusible(const Recording& r, const Instr& i) {
   if (r.value(r.out(i)[0]).numel == 0) return false;
   if (!i.op->pointwise) return !i.into && (i.op->row || i.op->reduction);
@@ -40,28 +40,28 @@ bool fusible(const Recording& r, const Instr& i) {
   return !clobbers(r, i, [](const Value& in, const Value& out) { return in.same_elements(out); });
 }
 
-// By instruction: whether several do the same to several tensors with the same number. Of these a
-// table makes one kernel, unless each has become part of another.
+// By instruction: whether several do the same to different tensors with the same scalar tensor,
+// as in scaling gradients. They become one kernel over a table of operands unless fused elsewhere.
 std::vector<uint8_t> find_alike(const Recording& r) {
   constexpr int several = 4;
   std::map<std::string, std::vector<uint32_t>> all;
   for (uint32_t at = 0; at < r.instrs.size(); ++at) {
     const Instr& i = r.instrs[at];
     if (!r.live[at] || !i.op->pointwise) continue;
-    std::string like = likeness(r, {{at}, {.space = r.value(r.out(i)[0]).size_list()}});
-    bool number = false;
+    std::string key = part_key(r, {{at}, {.space = r.value(r.out(i)[0]).size_list()}});
+    bool has_scalar = false;
     for (uint32_t id : r.in(i)) {
       if (id == kNone || r.value(id).numel > 1) continue;
       const uint32_t st = r.value(id).storage;
       const auto own = [&](uint32_t out) { return r.value(out).storage == st; };
       if (std::ranges::any_of(r.out(i), own)) continue;
-      like += '|' + std::to_string(st);
-      number = true;
+      key += '|' + std::to_string(st);
+      has_scalar = true;
     }
-    if (number) all[like].push_back(at);
+    if (has_scalar) all[key].push_back(at);
   }
   std::vector<uint8_t> alike(r.instrs.size());
-  for (const auto& [like, list] : all) {
+  for (const auto& [key, list] : all) {
     for (uint32_t at : list) alike[at] = list.size() >= several;
   }
   return alike;
@@ -75,7 +75,7 @@ bool writes_external(const Recording& r, const Instr& i) {
   });
 }
 
-bool reads_across(const Recording& r, const Instr& i) {
+bool reads_transposed(const Recording& r, const Instr& i) {
   const Value& out = r.value(r.out(i)[0]);
   if (r.storages[out.storage].device != kCPU || i.op->pointwise->n_made > 0) return false;
   int inner = -1;
@@ -87,8 +87,8 @@ bool reads_across(const Recording& r, const Instr& i) {
            const auto stride = [&](int d) { return r.value(in).stride_along(d, out.ndim); };
            bool side_by_side = false;
            for (int d = 0; d < out.ndim; ++d)
-             side_by_side |= out.sizes[d] >= kAcrossRows && stride(d) == 1;
-           return side_by_side && stride(inner) >= kAcrossApart;
+             side_by_side |= out.sizes[d] >= kTransposedRows && stride(d) == 1;
+           return side_by_side && stride(inner) >= kTransposedStride;
          });
 }
 
@@ -130,7 +130,7 @@ Schedule make_schedule(const Recording& r, bool fuse, const Target& target) {
   merge_groups(r, s, fuse, target);
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
     const auto [first, last] = s.life(r, st);
-    // What only one fused group touches lives in its registers.
+    // A temporary of a single fused group lives in its registers.
     const bool passed = first == kNone || (first == last && s.groups[first].fused);
     s.stored.push_back(r.lasting[st] || !passed);
   }

@@ -1,5 +1,5 @@
-// What runs for a group: a program for each part of a fused one, or a library call, or parts of
-// one.
+// What runs for a group: a program per part if it is fused, else a library call, or in a strip a
+// call per part.
 
 #include <algorithm>
 #include <bit>
@@ -13,9 +13,8 @@ namespace brrr::graph {
 
 namespace {
 
-// The dtype that an instruction computes in.
 DType compute_dtype(const Recording& r, const Instr& i) {
-  if (!i.op->pointwise) {  // What it folds is floating.
+  if (!i.op->pointwise) {  // The folded operand is the first floating one.
     int k = 0;
     while (r.in(i)[k] == kNone || !is_floating(r.value(r.in(i)[k]).dtype)) ++k;
     return compute_type(r.value(r.in(i)[k]).dtype);
@@ -44,9 +43,9 @@ class Builder {
     program::Step step{i.op, compute_dtype(r_, i), {}, {}, {}};
     if (i.op->row) {
       for (const RowOperand& o : i.op->row->operands) {
-        step.ignored.push_back(o.kind == Operand::Id ? number(i, kInt64, o.word) : 0);
+        step.ignored.push_back(o.kind == Operand::Id ? add_scalar(i, kInt64, o.word) : 0);
         if (o.kind == Operand::Scalar)
-          step.in.push_back(~number(i, kFloat64, o.word));
+          step.in.push_back(~add_scalar(i, kFloat64, o.word));
         else
           step.in.push_back(r_.in(i)[o.input] == kNone ? program::Step::kAbsent : read(i, o.input));
       }
@@ -54,16 +53,16 @@ class Builder {
       for (int k = 0, word = 0; k < i.n_in; ++k) {
         const bool given = r_.in(i)[k] != kNone;
         const DType type = i.attrs.kind(k) == 3 ? kFloat64 : kInt64;
-        step.in.push_back(given ? read(i, k) : ~number(i, type, word++));
+        step.in.push_back(given ? read(i, k) : ~add_scalar(i, type, word++));
       }
     }
     for (int k = 0; i.op->pointwise && k < i.op->pointwise->n_made; ++k) {
-      step.in.push_back(places(i.op->pointwise->place[k]));
+      step.in.push_back(index_window(i.op->pointwise->place[k]));
     }
     for (int k = 0; k < i.n_out; ++k) {
       step.out.push_back(window(i, i.n_in + k));
       written_.insert(step.out.back());
-      // What only this group reads any more stays in its registers, whoever wrote there before.
+      // Not stored if no later group reads it, even if the storage was written before.
       const uint32_t st = r_.value(r_.out(i)[k]).storage;
       at(step.out.back()).stored =
           r_.lasting[st] || s_.life(r_, st).second > s_.group_of[g_.instrs[0]];
@@ -77,7 +76,7 @@ class Builder {
     return w;
   }
 
-  int number(const Instr& i, DType type, int word) {
+  int add_scalar(const Instr& i, DType type, int word) {
     program::Number n{type, i.attrs.v[word]};
     n.control = i.attrs.dynamic >> word & 1;
     if (n.control) n.bits = i.control + std::popcount(i.attrs.dynamic & ((1u << word) - 1));
@@ -87,17 +86,17 @@ class Builder {
 
   program::Window& at(int w) { return out_.program.windows[static_cast<size_t>(w)]; }
 
-  // A place of the space's elements (see Integers).
-  int places(int place) {
+  // A window of integers: the position of an element along a dim, or its linear index (Integers).
+  int index_window(int place) {
     program::Window w{.dtype = kInt64, .loaded = true, .index = true};
     const IntList strides = contiguous_strides(g_.domain.space);
     if (place == kNumber) std::copy(strides.begin(), strides.end(), w.stride);
     if (place != kNumber) w.stride[g_.domain.space.size() - place] = 1;
-    return shared(w, kNone, [](uint32_t known) { return known == kNone; });
+    return find_or_add(w, kNone, [](uint32_t known) { return known == kNone; });
   }
 
-  // The window, or one there is that is like it, of a value that `same` says so of.
-  template <class Same> int shared(const program::Window& w, uint32_t id, const Same& same) {
+  // Adds the window, unless there is one with equal strides whose value is `same`; its index.
+  template <class Same> int find_or_add(const program::Window& w, uint32_t id, const Same& same) {
     std::vector<program::Window>& all = out_.program.windows;
     for (size_t n = 0; n < all.size(); ++n) {
       const bool is = same(out_.values[n]) && std::ranges::equal(w.stride, all[n].stride);
@@ -108,31 +107,31 @@ class Builder {
     return static_cast<int>(all.size()) - 1;
   }
 
-  // The strides of a value over the space, as its role is in it.
-  void lay_out(program::Window& w, const Value& v, Role role) const {
+  // Sets the window's strides over the space by the value's role.
+  void set_strides(program::Window& w, const Value& v, Role role) const {
     const IntList &space = g_.domain.space, dense = contiguous_strides(space);
     const int last = space.size() - 1;
     if (role == Role::Each) {
       const StorageInfo& info = r_.storages[v.storage];
-      for (int d = 0; d <= last; ++d) w.stride[d] = info.laid(dense[d]);
+      for (int d = 0; d <= last; ++d) w.stride[d] = info.padded(dense[d]);
     }
     if (role == Role::PerRow || role == Role::Id) {
       for (int d = 0; d < last; ++d) w.stride[d] = dense[d] / space[last];
     }
     if (role == Role::Shared || role == Role::Sum) w.stride[last] = v.numel > 1;
-    if (role != Role::Other) return;  // One: it stays where it is.
+    if (role != Role::Other) return;  // Role::One: all strides are 0.
     for (int d = 0; d <= last; ++d) w.stride[d] = v.stride_along(d, space.size());
   }
 
-  // Of operand k, counted through the results.
+  // The window of operand k, where results follow the inputs.
   int window(const Instr& i, int k) {
     const uint32_t id = r_.all(i)[k];
     const Role as = role(r_, i, k, g_.domain);
     const Value& v = r_.values[id];
     program::Window w{.dtype = v.dtype};
     w.address = static_cast<uintptr_t>(v.offset * w.item());  // Storages begin at multiples of 16.
-    lay_out(w, v, as);
-    return shared(w, id, [&](uint32_t known) {
+    set_strides(w, v, as);
+    return find_or_add(w, id, [&](uint32_t known) {
       if (known == kNone) return false;
       const Value& o = r_.values[known];
       return o.storage == v.storage && o.offset == v.offset && o.dtype == v.dtype;
@@ -163,8 +162,8 @@ std::unique_ptr<LibraryCall> make_call(const Recording& r, const Instr& i, const
     const Value& v = r.values[id];
     const StorageInfo& info = r.storages[v.storage];
     IntList sizes = v.size_list(), strides = v.stride_list();
-    for (int64_t& stride : strides) stride = info.laid(stride);
-    int64_t offset = info.laid(v.offset);
+    for (int64_t& stride : strides) stride = info.padded(stride);
+    int64_t offset = info.padded(v.offset);
     if (const int dim = whole ? i.op->cut(whole->call, k) : kWhole; dim >= 0) {
       sizes[dim] /= of.parts;
       const bool own = of.strips->parts(v.storage) > 1;

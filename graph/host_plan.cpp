@@ -1,4 +1,4 @@
-// Replays on the CPU: a walk over kernels, whose operands' addresses are patched where they moved.
+// Replays on the CPU: runs the kernels in order, after patching the addresses of their operands.
 #include <algorithm>
 
 #include "core/check.h"
@@ -13,10 +13,10 @@ namespace brrr::graph {
 namespace {
 
 Target target_of(const StepOptions& options) {
-  // About what a second cache holds, and half as much again, because a value is read soon after it
-  // is written; smaller parts cost more in products than the larger cache behind it does.
-  constexpr int64_t suits = 3 << 19, most = int64_t{1} << 40;
-  const int64_t asked = options.part_bytes ? options.part_bytes : suits;
+  // About one and a half times an L2 cache, because a value is read soon after it is written;
+  // smaller parts cost more in matrix products than accesses to the next cache level do.
+  constexpr int64_t default_bytes = 3 << 19, most = int64_t{1} << 40;
+  const int64_t asked = options.part_bytes ? options.part_bytes : default_bytes;
   const int64_t each = std::clamp<int64_t>(asked, 0, most);
   return {.part_bytes = each * backend(DeviceType::CPU).properties().multiprocessors};
 }
@@ -31,27 +31,26 @@ class HostPlan final : public Plan {
     for (uint32_t st : r_.survivors) {
       safe_to_overwrite_.push_back(schedule_.life(r_, st).first > last_fallible_);
     }
-    plan_around();
+    plan_with_rooms();
     find_part_patches();
   }
 
   void run(const Replay& now) override {
     UndoLog undo;
-    borrow(now);
+    reuse_gradients(now);
     try {
       check_rows(now.survivors);
       allocate_survivors(now.survivors);
-      // The arena is borrowed for the replay: one piece of memory serves all entries and eager
-      // code.
+      // The arena is allocated for each replay: all entries and eager code share its memory.
       auto arena = Ref<Storage>::adopt(new_storage(kCPU, memory_.arena_bytes));
       if (memory_.arena_bytes) allocate(*arena);
       bind(now, static_cast<char*>(arena->data));
       size_t next = 0;
       for (; next < checks_.size() && checks_[next].after < 0; ++next) check(checks_[next]);
-      for (uint32_t k : undone_) undo.save(*now.bindings[k].storage);
+      for (uint32_t k : undo_externals_) undo.save(*now.bindings[k].storage);
       launch_all(now.control, next);
     } catch (...) {
-      for (auto& [from, to] : lent_) from->data = std::exchange(to->data, nullptr);
+      for (auto& [from, to] : reused_) from->data = std::exchange(to->data, nullptr);
       throw;
     }
   }
@@ -60,21 +59,21 @@ class HostPlan final : public Plan {
 
  private:
   using KernelFn = void (*)(char* const* arguments, int64_t begin, int64_t end);
-  /// What a kernel is run on: a part of its group.
+  /// One part of a group that a kernel runs on.
   struct Operands {
     size_t first_argument;
     int64_t extent;
   };
   struct Launch {
     uint32_t group = 0;
-    std::vector<std::unique_ptr<LibraryCall>> calls;  ///< By part; none: a generated kernel.
-    std::string name;                                 ///< Of a generated one,
-    KernelFn fn = nullptr, last = nullptr;
+    std::vector<std::unique_ptr<LibraryCall>> calls;  ///< By part of a strip; empty: generated.
+    std::string name;                                 ///< The following of a generated kernel.
+    KernelFn fn = nullptr, last = nullptr;            ///< `last` runs once, after all of `fn`.
     bool has_last = false;
     std::vector<Operands> table;
     int64_t extent = 0, grain = 1;  ///< Of the whole table.
   };
-  /// Of values that an instruction's kernel needs.
+  /// A check of values that an instruction's kernel reads (OpDef::check_values).
   struct Check {
     std::unique_ptr<LibraryCall> call;
     int64_t after;  ///< The group after which it runs; -1: before the replay starts.
@@ -112,7 +111,7 @@ class HostPlan final : public Plan {
       if (!text.last.empty()) all += fmt::format("extern \"C\" void {}_last{}\n", as, text.last);
       return all;
     });
-    // Of one group, what has one text is one launch.
+    // Parts of one group with the same text are one launch.
     auto same = std::ranges::find_if(
         launches_, [&](const Launch& l) { return l.group == group && l.name == name; });
     if (same == launches_.end()) {
@@ -136,7 +135,7 @@ class HostPlan final : public Plan {
         arguments_.push_back(reinterpret_cast<char*>(made.program.row));
         continue;
       } else if (kind == CpuArgument::Across) {
-        arguments_.push_back(reinterpret_cast<char*>(&load_across));
+        arguments_.push_back(reinterpret_cast<char*>(&load_transposed_block));
         continue;
       } else if (kind == CpuArgument::Number) {
         p.control = static_cast<uint32_t>(made.program.numbers[k].bits);
@@ -166,9 +165,9 @@ class HostPlan final : public Plan {
     }
   }
 
-  // What fails is a check of values. It runs as soon as they are there, before anything if they
-  // come from outside the step: the earlier it fails, the less has to be kept for that case. A step
-  // must be atomic: of externals that are written before another check the old contents are kept.
+  // Only value checks can fail. A check runs as soon as its values exist, before the replay if they
+  // come from outside the step: the earlier it can fail, the less has to be undone. A step must be
+  // atomic: externals that are written before the last check keep an undo copy.
   void find_failures() {
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       const Instr& i = r_.instrs[at];
@@ -179,17 +178,17 @@ class HostPlan final : public Plan {
     std::ranges::stable_sort(checks_, {}, &Check::after);
     if (!checks_.empty() && checks_.back().after >= 0) {
       const Strip* const strip = schedule_.strips.of(static_cast<uint32_t>(checks_.back().after));
-      last_fallible_ = strip ? strip->last : checks_.back().after;  // When all of it is done.
+      last_fallible_ = strip ? strip->last : checks_.back().after;  // A check follows whole strips.
     }
     for (uint32_t k = 0; k < r_.externals.size(); ++k) {
       for (const Access& a : r_.accesses[r_.externals[k]]) {
-        if (a.write && schedule_.group_of[a.instr] <= last_fallible_) undone_.push_back(k);
+        if (a.write && schedule_.group_of[a.instr] <= last_fallible_) undo_externals_.push_back(k);
       }
     }
   }
 
-  // Large gradients lie side by side, and large results, so that one temporary may live where
-  // several will be written; other survivors are rooms of their own.
+  // Large gradients form one contiguous room, large results another, so that one temporary may live
+  // where several of them will be written; each other survivor that is not tiny is its own room.
   void make_rooms(MemoryRules& rules) {
     constexpr size_t least = 4096;
     for (size_t k = 0; k < r_.survivors.size(); ++k) {
@@ -204,7 +203,7 @@ class HostPlan final : public Plan {
         row.room.owners.emplace_back(st, row.room.bytes);
         row.room.bytes += block;
       } else {
-        // What the allocator hands out are whole cache lines.
+        // The allocator rounds up to whole cache lines.
         rules.rooms.push_back({(bytes + 63) / 64 * 64, {{st, 0}}});
       }
     }
@@ -213,10 +212,10 @@ class HostPlan final : public Plan {
     }
   }
 
-  // Temporaries that come after the last failure move into survivors that come after them: a
-  // survivor may have the memory of an old gradient, which has to stay as it was while the step can
-  // fail.
-  void plan_around() {
+  // Places temporaries in survivors that are written later, but only temporaries after the last
+  // point of failure: a survivor may have the memory of an old gradient, which must stay unchanged
+  // while the step can fail.
+  void plan_with_rooms() {
     MemoryRules rules{
         .rooms = {}, .from = static_cast<uint32_t>(last_fallible_ + 1), .scratch = scratch_};
     make_rooms(rules);
@@ -255,7 +254,7 @@ class HostPlan final : public Plan {
     }
   }
 
-  // What of [begin, end) falls to each, whose extents follow one another.
+  // Runs [begin, end) of the concatenated extents of the table's entries.
   void run_table(const Launch& l, int64_t begin, int64_t end) const {
     int64_t from = 0;
     for (const Operands& o : l.table) {
@@ -265,7 +264,7 @@ class HostPlan final : public Plan {
     }
   }
 
-  // The group after which the values that a check reads are there; -1: from the beginning.
+  // The group after which the values that a check reads exist; -1: before the replay.
   int64_t ready(const Instr& i, uint32_t group) const {
     int64_t ready = -1;
     for (uint32_t id : checked_values(r_, i)) {
@@ -280,7 +279,7 @@ class HostPlan final : public Plan {
   void launch_all(const int64_t* control, size_t first_check) {
     size_t next = first_check;
     if (context.observer) [[unlikely]]
-      notes();  // Before there is a kernel whose time it would be.
+      notes();  // Made now, so that no kernel is charged for the time.
     for (size_t k = 0, end; k < launches_.size(); k = end) {
       const uint32_t group = launches_[k].group;
       for (; next < checks_.size() && checks_[next].after < group; ++next) check(checks_[next]);
@@ -295,8 +294,8 @@ class HostPlan final : public Plan {
     }
   }
 
-  // Kernels count rows from the first of the whole: where there is memory for one part, its address
-  // is that of a whole whose part it would be.
+  // Kernels index rows from the start of the whole space: the address of a storage with memory for
+  // one part is shifted back by the parts before.
   void move_to_part(size_t strip, int64_t part) {
     for (const Patch& p : part_patches_[strip]) {
       const auto bytes = static_cast<int64_t>(r_.storages[r_.values[p.value].storage].bytes);
@@ -308,7 +307,7 @@ class HostPlan final : public Plan {
   void launch_part(size_t from, size_t to, const int64_t* control, int64_t part, int64_t parts) {
     for (size_t k = from; k < to;) {
       const uint32_t group = launches_[k].group;
-      pass_through(kCPU, [&] {
+      run_observed(kCPU, [&] {
         for (; k < to && launches_[k].group == group; ++k)
           launch(launches_[k], control, part, parts);
       });
@@ -321,20 +320,21 @@ class HostPlan final : public Plan {
     }
   }
 
-  // An old gradient's memory, if nobody else can see it and nothing can go wrong.
-  void borrow(const Replay& now) {
-    lent_.clear();
+  // Gives an old gradient's memory to the new one, if only its leaf holds it and nothing can fail
+  // any more when it is written.
+  void reuse_gradients(const Replay& now) {
+    reused_.clear();
     for (const auto& [old, k, leaf] : now.replaced) {
       Storage &from = *old->storage, &to = *now.survivors[k];
       if (from.refs.get() == 1 && safe_to_overwrite_[k] && from.owned && from.data && !to.data &&
           from.bytes == to.bytes) {
         to.data = std::exchange(from.data, nullptr);
-        lent_.emplace_back(&from, &to);
+        reused_.emplace_back(&from, &to);
       }
     }
   }
 
-  // Gradients that somebody holds, or has replaced, break the row: from then on each stands alone.
+  // A gradient that is held elsewhere or was replaced breaks the row into separate rooms for good.
   void check_rows(Storage* const* survivors) {
     bool whole = true;
     for (Row& row : rows_) {
@@ -348,7 +348,7 @@ class HostPlan final : public Plan {
     }
     if (whole) return;
     for (Row& row : rows_) row = {.broken = row.broken};
-    plan_around();
+    plan_with_rooms();
   }
 
   void allocate_survivors(Storage* const* survivors) const {
@@ -367,24 +367,24 @@ class HostPlan final : public Plan {
   static void check(const Check& c) { c.call->call.op->check_values(c.call->call); }
 
   std::vector<Launch> launches_;
-  std::vector<int64_t> scratch_;  // By group: bytes that its kernels take.
-  std::vector<Check> checks_;     // In their order.
-  std::vector<uint32_t> undone_;  // External numbers that a failure may come after a write of.
-  std::vector<char*> arguments_;  // Of all generated kernels, one after the other.
+  std::vector<int64_t> scratch_;          // By group: bytes of scratch memory.
+  std::vector<Check> checks_;             // In the order in which they run.
+  std::vector<uint32_t> undo_externals_;  // External numbers: written before a possible failure.
+  std::vector<char*> arguments_;          // Of all generated kernels, concatenated.
   std::vector<Patch> patches_;
-  std::vector<std::vector<Patch>> part_patches_;  // By strip: those that move from part to part.
+  std::vector<std::vector<Patch>> part_patches_;  // By strip: those that change from part to part.
   struct Row {
-    std::vector<size_t> members = {}, bytes = {};  // By their number; of each.
+    std::vector<size_t> members = {}, bytes = {};  // Survivor numbers, and the bytes of each.
     Room room = {};
     bool broken = false;
     size_t begin(size_t member) const { return room.owners[member].second; }
   };
-  Row rows_[2];  // Large results that lie side by side; and gradients.
-  /// Old gradients whose memory this replay writes the new ones into, so that it needs no more than
-  /// eager mode, which frees them first.
-  std::vector<std::pair<Storage*, Storage*>> lent_;
+  Row rows_[2];  // Contiguous large results; contiguous large gradients.
+  /// Old and new gradients that share memory in this replay, so that it needs no more memory than
+  /// eager mode, which frees the old ones first.
+  std::vector<std::pair<Storage*, Storage*>> reused_;
   std::vector<bool> safe_to_overwrite_;  // By survivor.
-  int64_t last_fallible_ = -1;           // After it nothing can fail any more.
+  int64_t last_fallible_ = -1;           // The last group after which a check runs; -1: none.
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The journal of a pass: what it changed outside itself, kept until the step has run, or undone;
-// and the same done again without the function.
+// The journal of a pass: its changes of outside metadata, kept until the step has run, or undone if
+// it throws; and their repetition by a frozen step, without the function.
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -12,7 +12,7 @@ void Pass::forget_changes() noexcept {
   changes_.clear();
   flagged_.clear();
   cells_.clear();
-  used_nodes_.clear();
+  consumed_nodes_.clear();
 }
 
 uint32_t Effects::gradient(const TensorImpl* t) const {
@@ -22,7 +22,7 @@ uint32_t Effects::gradient(const TensorImpl* t) const {
   return at == gradients.end() ? kNone : static_cast<uint32_t>(at - gradients.begin());
 }
 
-// Whether the call has drawn where the recording did, counted from the call's beginning.
+// Whether the call has drawn at the recorded positions of the random stream, relative to its start.
 bool Pass::draws_in_turn() const {
   const RngState now = rng_state();
   bool same = now.seed == rng_before_.seed && now.draw == rng_before_.draw + expected_->draws;
@@ -34,33 +34,34 @@ bool Pass::draws_in_turn() const {
   return same;
 }
 
-void Pass::note_effects() {
+void Pass::collect_effects() {
   leaves_.clear();
-  met_.clear();
+  met_gradients_.clear();
   for (const Change& c : changes_) {
     if (c.field == Field::Grad && leaves_.insert(c.tensor.get())) {
       const TensorImpl* now = c.tensor->grad;
       const bool made = now && now->storage->pass == this;
-      const bool again = now && now->refs.get() > 1 && !met_.insert(now);
+      const bool again = now && now->refs.get() > 1 && !met_gradients_.insert(now);
       effects_.gradients.push_back({Tensor(c.tensor), made ? now->value : kNone,
                                     static_cast<bool>(c.grad), made ? now->view : View::No,
                                     again ? effects_.gradient(now) : kNone});
     }
     if (c.field == Field::Version) effects_.written.push_back(external_of(*c.storage));
-    if (c.field == Field::History) host_effect_ = "it gives history to a tensor from outside";
+    if (c.field == Field::History)
+      host_effect_ = "it attaches autograd history to a tensor from outside";
     if (c.field == Field::RequiresGrad && c.flags != c.tensor->flags) {
       host_effect_ = "it changes whether a tensor from outside requires grad";
     }
   }
-  for (const Change& c : changes_) {  // Behind those that another one replaces.
+  for (const Change& c : changes_) {  // After the gradients that are replaced, found above.
     if (c.field != Field::HasGrad || !leaves_.insert(c.tensor.get())) continue;
     effects_.gradients.push_back({.leaf = Tensor(c.tensor), .had = true, .stays = true});
   }
   if ((sets_rng || expected_->other_stream) && !draws_in_turn())
-    host_effect_ = "it sets the random stream itself, or did so when it was recorded";
-  if (goes_back) host_effect_ = "it runs backward through a tape from before the step";
+    host_effect_ = "it seeds or moves the random stream itself, or did so when it was recorded";
+  if (uses_older_tape) host_effect_ = "it runs backward through a tape from before the step";
   if (!cells_.empty()) leaves_.clear();
-  // By more than the journal: else it was that of a module which the step has made, and is gone.
+  // Held by more than the journal; else the module was made by the step and is gone.
   const auto is_held = [&](const Ref<ControlCell>& cell) {
     const auto own = std::ranges::count(cells_, cell, [](const auto& c) { return c.first; });
     return cell->refs.get() > static_cast<uint32_t>(own);
@@ -70,7 +71,7 @@ void Pass::note_effects() {
     if (cell->kind == ControlCell::Mark) {
       if (first) effects_.marks.push_back({cell, before, cell->value});
     } else if (cell->kind != ControlCell::Mode) {
-      host_effect_ = "it sets a learning rate or the like itself";
+      host_effect_ = "it changes a learning rate or another control value itself";
     } else if (first && cell->value != before && is_held(cell)) {
       host_effect_ =
           "it left a module in another mode (train, eval) than it found it in; call it once more, "
@@ -85,7 +86,7 @@ void Pass::find_replaced(std::vector<Replaced>& list) const {
   for (const Change& c : changes_) {
     const TensorImpl* const now = c.field == Field::Grad && c.grad ? c.tensor->grad : nullptr;
     if (!now || c.grad->refs.get() != 1 || now->storage->pass != this) continue;
-    // What the pass has made and is still there is a survivor; they rise.
+    // The storage is a survivor, since it is alive; survivors ascend.
     const auto at = std::ranges::lower_bound(all, now->storage->slot) - all.begin();
     list.push_back({c.grad.get(), static_cast<size_t>(at), c.tensor.get()});
   }
@@ -96,18 +97,18 @@ void Pass::commit() noexcept {
     if (played_) ++bindings_[x].storage->version;
   }
   end([this] {
-    for (uint32_t survivor : expected_->survivors) {  // Nothing else is alive: they match.
+    for (uint32_t survivor : expected_->survivors) {  // finish() checked that no other is alive.
       if (Storage* s = std::exchange(live_[survivor], nullptr)) forget(*s);
     }
   });
-  for (const auto& n : used_nodes_) release_node(*n);
+  for (const auto& n : consumed_nodes_) release_node(*n);
   active_ = false;
   forget_changes();
 }
 
-// Such a gradient nobody can tell from a new one: most of what a frozen call of small kernels would
-// take is to make these, to journal them and to let go of the old.
-bool Pass::keeps_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>* safe) {
+// Keeps the old gradient as the new one if they would be indistinguishable. Making, journalling and
+// releasing gradients would take most of the time of a frozen call of small kernels.
+bool Pass::keep_gradient(TensorImpl* old, uint32_t id, View view, const std::vector<bool>* safe) {
   if (!old || !safe || id == kNone) return false;
   const Value& v = expected_->values[id];
   const auto& survivors = expected_->survivors;
@@ -156,7 +157,7 @@ void Pass::play(const Effects& e, std::vector<Binding>& bindings, std::vector<Te
     return same < n ? e.gradients[same].leaf.grad() : results[same - n];
   };
   for (const auto& [leaf, id, had, view, same, stays] : e.gradients) {
-    if (stays || (same == kNone && keeps_gradient(leaf.impl()->grad, id, view, safe))) continue;
+    if (stays || (same == kNone && keep_gradient(leaf.impl()->grad, id, view, safe))) continue;
     leaf.set_grad(made(id, view, same));
   }
   for (const auto& [cell, before, after] : e.marks) {
@@ -189,22 +190,22 @@ void Pass::abort() noexcept {
     }
   }
   for (auto it = cells_.rbegin(); it != cells_.rend(); ++it) it->first->value = it->second;
-  for (const auto& n : used_nodes_) n->released = false;
+  for (const auto& n : consumed_nodes_) n->released = false;
   sets_rng ? set_rng_state(rng_before_)
            : return_draws(rng_before_.draw, draws_taken() - drawn_before_);
   forget_changes();
-  const Recording& r = expected_ ? *expected_ : fresh_;
+  const Recording& r = expected_ ? *expected_ : recording_;
   end([&] {
     for (size_t k = 0; k < live_.size(); ++k) {
       Storage* s = std::exchange(live_[k], nullptr);
-      if (!s || s->pass != this) continue;  // A gradient that stayed is none.
+      if (!s || s->pass != this) continue;  // A gradient that stayed is no placeholder.
       s->lost = r.instrs[r.storages[k].maker].op->name;
       forget(*s);
     }
   });
   live_.clear();
   expect(nullptr);
-  fresh_ = Recording();
+  recording_ = Recording();
   release(nullptr);
 }
 
@@ -213,28 +214,28 @@ void Pass::journal(TensorImpl& t, Field f) {
     Storage* const s = t.storage;
     return changes_.push_back({f, {}, {}, {}, 0, 0, s->version, Ref<Storage>::share(s)});
   }
-  // What the step itself has put there is nothing to go back to, and held here it would outlive
-  // the step for no reason.
+  // State that the step itself has set need not be restored, and the journal would keep it alive
+  // beyond the step.
   const bool of_grad = f == Field::Grad || f == Field::HasGrad;
   if (of_grad && t.grad && t.grad->storage->pass == this) return;
-  if (f == Field::History && t.grad_fn && t.grad_fn->made_in == number) return;
-  if (f == Field::RequiresGrad && !flagged_.insert(&t)) return;  // What it was at first counts.
+  if (f == Field::History && t.grad_fn && t.grad_fn->recorder_number == number) return;
+  if (f == Field::RequiresGrad && !flagged_.insert(&t)) return;  // The first value counts.
   changes_.push_back({f, Ref<TensorImpl>::share(&t),
                       Ref<TensorImpl>::share(f == Field::Grad ? t.grad : nullptr),
                       Ref<Node>::share(f == Field::History ? t.grad_fn : nullptr), t.flags,
                       t.output, 0, Ref<Storage>()});
 }
 
-// Changes of tensors that nobody but the journal holds any more: leaves that the function made
-// of outside memory (detach().set_requires_grad()) and what hangs on them do not outlive the step.
-void Pass::drop_unseen() {
+// Drops changes of tensors that only the journal still holds: leaves that the function made of
+// outside memory (detach().set_requires_grad()), and what they hold, do not outlive the step.
+void Pass::drop_unreferenced() {
   const auto seldom = [](const Change& c) {
     return c.field == Field::RequiresGrad || c.field == Field::History;
   };
-  // Again, since others may have hung on what was dropped.
+  // Repeat, since a dropped tensor may have been another one's last holder.
   for (bool more = true; std::exchange(more, false);) {
     if (std::ranges::none_of(changes_, seldom)) return;
-    std::unordered_map<const TensorImpl*, uint32_t> held;  // How often.
+    std::unordered_map<const TensorImpl*, uint32_t> held;  // References from the journal.
     for (const Change& c : changes_) ++held[c.tensor.get()];
     AddressSet unseen;
     for (const Change& c : changes_) {
@@ -245,8 +246,8 @@ void Pass::drop_unseen() {
   }
 }
 
-// What nobody but the journal holds, and what only that holds: in eager mode it would be gone.
-uint32_t Pass::kept_views(const Storage& s) {
+// Counts views of `s` held, directly or indirectly, by the journal alone: eager mode frees them.
+uint32_t Pass::journalled_views(const Storage& s) {
   std::unordered_map<const TensorImpl*, uint32_t> tensors;
   std::unordered_map<const Node*, uint32_t> nodes;
   std::vector<const Node*> gone;
@@ -260,7 +261,7 @@ uint32_t Pass::kept_views(const Storage& s) {
       node(t->grad_fn);
     }
   };
-  for (const auto& n : used_nodes_) {  // Whoever holds them, they would hold nothing.
+  for (const auto& n : consumed_nodes_) {  // In eager mode, consumed nodes would hold nothing.
     nodes[n.get()] = UINT32_MAX / 2;
     gone.push_back(n.get());
   }
@@ -284,7 +285,7 @@ uint32_t Pass::kept_views(const Storage& s) {
 
 void Pass::journal(Node& node) {
   node.released = true;
-  used_nodes_.push_back(Ref<Node>::share(&node));
+  consumed_nodes_.push_back(Ref<Node>::share(&node));
 }
 
 void Pass::journal(ControlCell& cell) {

@@ -1,4 +1,4 @@
-// Memory of temporaries: offline best fit by lifetime, in survivors not yet written and the arena.
+// Memory of temporaries: offline best fit by live range, in the arena and in unwritten survivors.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -14,23 +14,23 @@ namespace {
 constexpr int64_t kAlign = 64;
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-// Neighbours in time that share memory, or memory of a kernel's own, which is no storage.
+// A block of memory: storages that reuse it in place one after the other, or a kernel's scratch.
 struct Block : MemoryPlan::Piece {
-  std::vector<uint32_t> storages;    // More than one: each is written in place over the one before.
-  MemoryPlan::Piece* own = nullptr;  // What becomes of a kernel's.
+  std::vector<uint32_t> storages;    // Each is written in place over the one before.
+  MemoryPlan::Piece* own = nullptr;  // Of a kernel's memory: the result.
 };
 
 bool planned(const Recording& r, const Schedule& s, const MemoryPlan& m, uint32_t st) {
   const StorageInfo& info = r.storages[st];
   if (info.origin != Origin::Internal || !s.stored[st] || m.storages[st].first == kNone)
     return false;
-  // On a GPU host data stay where they were uploaded to.
+  // On a GPU host data stay in the upload buffer.
   const bool uploaded = info.device != kCPU && is_host_data(r.instrs[info.maker]);
   return !uploaded && !r.survives(st);
 }
 
-// In group g every access to `st` is over the whole storage, element i at iteration i, in one part
-// of the group: whose other parts run before or after it.
+// Whether every access of group g to `st` covers the whole storage, element i at iteration i of its
+// part. (takes_over() checks that parts match, since they run in any order.)
 bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st) {
   const Group& group = s.groups[g];
   if (!group.fused && !r.instrs[group.instrs[0]].op->pointwise) return false;
@@ -42,12 +42,12 @@ bool elementwise(const Recording& r, const Schedule& s, uint32_t g, uint32_t st)
   });
 }
 
-// Group g reads `before` element by element, for the last time, leaves its memory alone, and may
-// write `after` there, which begins with it. A fused one that writes `before` does so in registers:
-// nobody reads it later.
+// Whether group g, the last one to use `before`, may write `after` into its memory: both are
+// accessed element by element. An unfused group must not write `before`; a fused one does so in
+// registers only, since no later group reads it.
 bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t before,
                 uint32_t after) {
-  // In a strip only what is there for one part at a time comes and goes with its groups.
+  // Within a strip only storages with memory for one part have the live ranges of their groups.
   const Strip* const strip = s.strips.of(g);
   const auto goes = [&](uint32_t st) { return !strip || s.strips.parts(st) == strip->parts; };
   const StorageInfo &a = r.storages[before], &b = r.storages[after];
@@ -64,8 +64,7 @@ bool takes_over(const Recording& r, const Schedule& s, uint32_t g, uint32_t befo
   });
 }
 
-// Chains of temporaries of one size where a pointwise group reads the last of one and writes the
-// first of the next.
+// Chains temporaries of one size into blocks where a group takes over one's memory for the next.
 std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan& m) {
   std::vector<Block> blocks;
   std::vector<uint32_t> order;
@@ -73,7 +72,7 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
     if (planned(r, s, m, st)) order.push_back(st);
   }
   std::ranges::stable_sort(order, {}, [&](uint32_t st) { return m.storages[st].first; });
-  std::map<uint32_t, std::set<size_t>> ending;  // By the group that they are used last in.
+  std::map<uint32_t, std::set<size_t>> ending;  // Blocks by the last group that uses them.
   for (uint32_t st : order) {
     const MemoryPlan::Piece& x = m.storages[st];
     const uint32_t at = x.first;
@@ -99,15 +98,15 @@ std::vector<Block> make_blocks(const Recording& r, const Schedule& s, MemoryPlan
   return blocks;
 }
 
-// Blocks that have an offset, rising by it.
+// Blocks that have an offset, ascending by it.
 using Placed = std::vector<const Block*>;
 
 void place(Placed& placed, const Block& b) {
   placed.insert(std::ranges::upper_bound(placed, b.offset, {}, &Block::offset), &b);
 }
 
-// The start of the tightest gap for `b` between those of `placed` that are alive with it, or the
-// end of them.
+// The start of the tightest gap for `b` among the blocks of `placed` that are live with it, or the
+// end of the last one.
 int64_t tightest_gap(const Block& b, const Placed& placed) {
   int64_t at = 0, best = -1, best_gap = INT64_MAX;
   for (const Block* o : placed) {
@@ -121,9 +120,9 @@ int64_t tightest_gap(const Block& b, const Placed& placed) {
   return best >= 0 ? best : at;
 }
 
-// Gives blocks offsets in the given order; the size of the arena. If they come `in_time`, those
-// that are over are in nobody's way any more.
-int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order, bool in_time) {
+// Gives blocks offsets in the given order; returns the arena's size. With `in_time`, blocks come by
+// start of live range, and those whose range has ended are dropped from the search.
+int64_t assign_offsets(std::vector<Block>& blocks, const std::vector<size_t>& order, bool in_time) {
   Placed placed;
   int64_t top = 0;
   for (size_t n : order) {
@@ -137,9 +136,9 @@ int64_t stack_up(std::vector<Block>& blocks, const std::vector<size_t>& order, b
   return top;
 }
 
-// Where a survivor lies that is written element by element over the block, which dies there.
-int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
-                    const std::vector<Block>& owners, const Placed& placed) {
+// The offset of a survivor that takes over the block's memory in the block's last group; -1: none.
+int64_t takeover_offset(const Recording& r, const Schedule& s, const Block& b,
+                        const std::vector<Block>& owners, const Placed& placed) {
   if (b.storages.empty()) return -1;
   for (const Block& o : owners) {
     if (o.first != b.last || !takes_over(r, s, b.last, b.storages.back(), o.storages[0])) continue;
@@ -152,10 +151,10 @@ int64_t heir_offset(const Recording& r, const Schedule& s, const Block& b,
   return -1;
 }
 
-// Puts blocks, in the given order, into rooms whose owners are written after the block's last use.
-void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
-                 std::vector<Block>& blocks, const std::vector<size_t>& order,
-                 const MemoryRules& rules) {
+// Places blocks, in the given order, in rooms whose owners are written after the block's last use.
+void place_in_rooms(const Recording& r, const Schedule& s, const MemoryPlan& m,
+                    std::vector<Block>& blocks, const std::vector<size_t>& order,
+                    const MemoryRules& rules) {
   for (uint32_t h = 0; h < rules.rooms.size(); ++h) {
     const Room& room = rules.rooms[h];
     std::vector<Block> owners;
@@ -169,10 +168,10 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
     for (size_t n : order) {
       Block& b = blocks[n];
       if (b.host != kNone || b.first < rules.from) continue;
-      int64_t at = heir_offset(r, s, b, owners, placed);
+      int64_t at = takeover_offset(r, s, b, owners, placed);
       if (at < 0) {
         at = tightest_gap(b, placed);
-        // Within the room ends what it really takes, without what rounds it up.
+        // The exact size must fit into the room, not the aligned one.
         const int64_t bytes = b.storages.empty() ? b.bytes : m.storages[b.storages[0]].bytes;
         if (at + bytes > static_cast<int64_t>(room.bytes)) continue;
       }
@@ -183,13 +182,13 @@ void host_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m,
   }
 }
 
-// The group at which most bytes of the blocks that count are live.
-struct Busiest {
+// The group at which most bytes of the counted blocks are live.
+struct Peak {
   uint32_t group;
   size_t bytes;
 };
 template <class F>
-Busiest busiest(const Schedule& s, const std::vector<Block>& blocks, const F& counts) {
+Peak find_peak(const Schedule& s, const std::vector<Block>& blocks, const F& counts) {
   std::vector<int64_t> live(s.groups.size() + 1);  // By group.
   for (const Block& b : blocks) {
     if (!counts(b)) continue;
@@ -201,11 +200,11 @@ Busiest busiest(const Schedule& s, const std::vector<Block>& blocks, const F& co
   return {static_cast<uint32_t>(most - live.begin()), static_cast<size_t>(*most)};
 }
 
-// Gives all blocks offsets in the best of a few orders, each good for some steps; the size of the
-// arena, beside which it notes the lower bound.
+// Gives all blocks offsets by the best of several placement orders, none of which is best for all
+// steps; returns the size of the arena and sets the lower bound.
 size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
                       std::vector<Block>& blocks, const MemoryRules& rules) {
-  const uint32_t peak = m.peak = busiest(s, blocks, [](const Block&) { return true; }).group;
+  const uint32_t peak = m.peak = find_peak(s, blocks, [](const Block&) { return true; }).group;
   auto order = [&](const auto& key) {
     std::vector<size_t> list(blocks.size());
     std::iota(list.begin(), list.end(), size_t{0});
@@ -217,18 +216,18 @@ size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
   const auto by_area = order([](const Block& b) { return -b.bytes * (b.last - b.first + 1); });
   const auto at_peak =
       order([&](const Block& b) { return std::pair(b.first > peak || b.last < peak, -b.bytes); });
-  // Rooms that are written late are few: they are for what is used late.
+  // Few rooms are written late: keep those for blocks that are used late.
   const auto latest = order([](const Block& b) { return std::pair(-int64_t{b.last}, -b.bytes); });
-  // Of many blocks only the order that does not take the square of their number.
+  // With many blocks, use only the order that does not take quadratic time.
   const bool many = blocks.size() > 2000;
   std::vector<Block> best;
   int64_t least = INT64_MAX;
   for (const auto* hosting : {&by_size, &at_peak, &by_area, &latest}) {
     std::vector<Block> hosted = blocks;
-    host_blocks(r, s, m, hosted, *hosting, rules);
+    place_in_rooms(r, s, m, hosted, *hosting, rules);
     for (const auto* placing : {&by_size, &by_time, &by_area}) {
       if (many && placing != &by_time) continue;
-      const int64_t top = stack_up(hosted, *placing, placing == &by_time);
+      const int64_t top = assign_offsets(hosted, *placing, placing == &by_time);
       if (top >= least) continue;
       least = top;
       best = hosted;
@@ -236,7 +235,7 @@ size_t choose_offsets(const Recording& r, const Schedule& s, MemoryPlan& m,
     if (rules.rooms.empty() || many) break;
   }
   blocks = std::move(best);
-  m.lower_bound_bytes = busiest(s, blocks, [](const Block& b) { return b.host == kNone; }).bytes;
+  m.lower_bound_bytes = find_peak(s, blocks, [](const Block& b) { return b.host == kNone; }).bytes;
   return static_cast<size_t>(least);
 }
 
@@ -256,15 +255,15 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
   m.scratch.resize(s.groups.size());
   m.kept.resize(s.groups.size());
   const auto add = [&](std::vector<MemoryPlan::Piece>& pieces, const std::vector<int64_t>& bytes,
-                       const auto& lasts) {
+                       const auto& whole_strip) {
     for (uint32_t g = 0; g < bytes.size(); ++g) {
       if (!bytes[g]) continue;
-      const Strip* const strip = lasts(g) ? s.strips.of(g) : nullptr;
+      const Strip* const strip = whole_strip(g) ? s.strips.of(g) : nullptr;
       const uint32_t first = strip ? strip->first : g, last = strip ? strip->last : until(g);
       blocks.push_back({{-1, aligned(bytes[g]), kNone, first, last}, {}, &pieces[g]});
     }
   };
-  // A generated kernel's scratch holds what comes of all parts.
+  // Scratch of a generated kernel accumulates over all parts of a strip, so it lives throughout.
   add(m.scratch, rules.scratch, [&](uint32_t g) { return s.groups[g].fused; });
   add(m.kept, s.strips.kept, [](uint32_t) { return true; });
   m.arena_bytes = choose_offsets(r, s, m, blocks, rules);
@@ -280,13 +279,13 @@ MemoryPlan plan_memory(const Recording& r, const Schedule& s, const MemoryRules&
 }
 
 static std::string describe(const Block& b) {
-  return b.storages.empty() ? fmt::format("memory of a kernel from {} on", b.first)
+  return b.storages.empty() ? fmt::format("scratch memory of a kernel, from group {} on", b.first)
                             : fmt::format("storage {}", b.storages[0]);
 }
 
 // Everything that has a place: temporaries, kernels' own memory, and survivors that take guests in,
 // which stay once they are written.
-static std::vector<Block> occupants(const Recording& r, const Schedule& s, const MemoryPlan& m) {
+static std::vector<Block> all_blocks(const Recording& r, const Schedule& s, const MemoryPlan& m) {
   std::vector<Block> all;
   for (uint32_t st = 0; st < r.storages.size(); ++st) {
     if (planned(r, s, m, st)) all.push_back({m.storages[st], {st}});
@@ -306,7 +305,7 @@ static std::vector<Block> occupants(const Recording& r, const Schedule& s, const
 }
 
 void verify_memory(const Recording& r, const Schedule& s, const MemoryPlan& m) {
-  const std::vector<Block> all = occupants(r, s, m);
+  const std::vector<Block> all = all_blocks(r, s, m);
   auto follows = [&](const Block& a, const Block& b) {
     return a.offset == b.offset && a.last == b.first && !a.storages.empty() &&
            !b.storages.empty() && takes_over(r, s, b.first, a.storages[0], b.storages[0]);

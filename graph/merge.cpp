@@ -1,9 +1,9 @@
-// Groups of ops that share a kernel, in the order in which they will run. A group moves to the
-// place of an earlier one that it shares values with, or that one to its place, if nothing in
-// between stands in the way; then they are one, and what passes from one to the other does so in a
-// register. First each op joins what is there before it, so that one pass over memory serves both;
-// then groups that began apart follow: a * 2 and b * 3 share nothing, but their sum reads both.
-// Every dependence is kept at each move, and no cycle can arise. Last of all, groups that do the
+// Merges groups of ops that can share a kernel, in the order in which they will run. Of two groups
+// that share values, one moves to the place of the other if no dependence with a group in between
+// forbids it; then they merge, and values pass between them in registers. First each op merges into
+// an earlier group, so that one pass over memory serves both; then groups merge with producers,
+// which also finds those that began apart: a * 2 and b * 3 share nothing, but their sum reads both.
+// Each move respects all dependences, so that no cycle can arise. Last of all, groups that do the
 // same to different tensors become parts of one.
 #include <algorithm>
 #include <iterator>
@@ -21,35 +21,35 @@ class Merger {
  public:
   Merger(const Recording& r, Schedule& s, const Target& target)
       : r_(r), target_(target), s_(s), groups_(s.groups) {
-    number();
+    renumber();
   }
 
   void merge() {
-    join_earlier();
+    merge_into_earlier();
     merge_with_producers();
-    number();
+    renumber();
     for (const Group& g : groups_) {
       const Instr& i = r_.instrs[g.instrs[0]];
       if (g.fused || is_host_data(i)) continue;
       const int64_t bytes = scratch_bytes(make_call(r_, i, {})->call);
       if (bytes > 0) scratch_.emplace_back(g.instrs[0], bytes);
     }
-    // What passes in registers is known now, and how much is alive at most.
-    find_alive();
+    // Now it is known which values pass in registers, and so the peak of live bytes.
+    compute_live_bytes();
     merge_with_producers();
-    number();
-    alive_.clear();
+    renumber();
+    live_bytes_.clear();
   }
 
-  // One group of all that are alike, at the place of the last that the others can move to.
+  // Gathers groups with equal keys into one, at the place of the last that the others can move to.
   void gather() {
     std::map<std::string, size_t> known;
     std::vector<std::vector<uint32_t>> alike;
     for (uint32_t g = 0; g < groups_.size(); ++g) {
       const bool one = groups_[g].parts.size() == 1;
-      std::string like = one ? likeness(r_, groups_[g].parts[0]) : "";
-      if (like.empty()) continue;
-      const auto [at, first] = known.try_emplace(std::move(like), alike.size());
+      std::string key = one ? part_key(r_, groups_[g].parts[0]) : "";
+      if (key.empty()) continue;
+      const auto [at, first] = known.try_emplace(std::move(key), alike.size());
       if (first) alike.emplace_back();
       alike[at->second].push_back(g);
     }
@@ -59,7 +59,7 @@ class Merger {
       for (const uint32_t b : std::span(all).subspan(1)) {
         const Reach of_b = reach(b);
         const bool down = of_a.last > b && !grows(a, a, b);
-        const bool up = !down && of_b.first <= a && !is_early(a, b) && !grows(b, a, b);
+        const bool up = !down && of_b.first <= a && !is_too_early(a, b) && !grows(b, a, b);
         of_a = down || up ? Reach{std::max(of_a.first, of_b.first), std::min(of_a.last, of_b.last)}
                           : of_b;
         if (up) {
@@ -70,11 +70,11 @@ class Merger {
         }
       }
     }
-    number();
+    renumber();
   }
 
  private:
-  void number() {
+  void renumber() {
     std::erase_if(groups_, [](const Group& g) { return g.instrs.empty(); });
     s_.number_groups(r_.instrs.size());
     storages_.clear();
@@ -91,13 +91,13 @@ class Merger {
     }
   }
 
-  // By group, as in eager mode: results from when they are written, what passes in registers never,
-  // and what library calls take beside.
-  void find_alive() {
-    alive_.assign(groups_.size() + 1, 0);
+  // Live bytes by group: lasting results from their first write on, no values in registers, and the
+  // scratch memory of library calls.
+  void compute_live_bytes() {
+    live_bytes_.assign(groups_.size() + 1, 0);
     for (const auto& [at, bytes] : scratch_) {
-      alive_[s_.group_of[at]] += bytes;
-      alive_[s_.group_of[at] + 1] -= bytes;
+      live_bytes_[s_.group_of[at]] += bytes;
+      live_bytes_[s_.group_of[at] + 1] -= bytes;
     }
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
       const StorageInfo& info = r_.storages[st];
@@ -105,17 +105,16 @@ class Merger {
       auto [first, last] = s_.life(r_, st);
       if (!r_.lasting[st] && first == last && groups_[first].fused) continue;
       if (r_.lasting[st]) last = static_cast<uint32_t>(groups_.size()) - 1;
-      alive_[first] += static_cast<int64_t>(info.bytes);
-      alive_[last + 1] -= static_cast<int64_t>(info.bytes);
+      live_bytes_[first] += static_cast<int64_t>(info.bytes);
+      live_bytes_[last + 1] -= static_cast<int64_t>(info.bytes);
     }
-    std::partial_sum(alive_.begin(), alive_.end(), alive_.begin());
-    most_ = *std::ranges::max_element(alive_);
+    std::partial_sum(live_bytes_.begin(), live_bytes_.end(), live_bytes_.begin());
+    peak_bytes_ = *std::ranges::max_element(live_bytes_);
   }
 
-  // Each instruction moves to the first group whose pass over memory serves it, too.
-  void join_earlier() {
-    // What makes values anew shares no kernel with what came before: it would be as if they were
-    // kept.
+  // Merges each instruction into the first group whose pass over memory serves it, too.
+  void merge_into_earlier() {
+    // Recomputing instructions must not merge into earlier groups: that would keep the values.
     uint32_t from = 0;
     bool anew = false;
     for (uint32_t b = 0; b < groups_.size(); ++b) {
@@ -124,24 +123,24 @@ class Merger {
       if (anew != before) from = anew ? b : 0;
       if (!groups_[b].fused) continue;
       const uint32_t first = reach(b).first;
-      std::ranges::any_of(sharing(at), [&](uint32_t a) {
+      std::ranges::any_of(groups_sharing(at), [&](uint32_t a) {
         return a >= from && a + 1 >= first && merge(a, b, false);
       });
     }
   }
 
-  // To read the same number is no reason to be one pass, where a table makes one kernel of those
-  // that do.
-  std::vector<uint32_t> sharing(uint32_t at) const {
+  // Earlier groups that access a value of the instruction. A shared scalar does not count if both
+  // only read it, nor for instructions that a table of operands makes one kernel anyway.
+  std::vector<uint32_t> groups_sharing(uint32_t at) const {
     std::vector<uint32_t> groups;
     r_.each_operand(r_.instrs[at], [&](uint32_t value, bool write) {
-      const bool number = r_.value(value).numel == 1;
-      // Of the thousands of uses that a weight may have, the last.
+      const bool is_scalar = r_.value(value).numel == 1;
+      // A weight may have thousands of uses: look at the last ones.
       constexpr ptrdiff_t most = 64;
       const std::vector<Access>& all = r_.accesses[r_.value(value).storage];
       const auto end = std::ranges::lower_bound(all, at, {}, &Access::instr);
       for (const Access& a : std::span(std::max(all.begin(), end - most), end)) {
-        if (number && (!(write || a.write) || s_.alike[at])) continue;
+        if (is_scalar && (!(write || a.write) || s_.alike[at])) continue;
         if (apart(r_.value(a.value), r_.value(value))) continue;
         groups.push_back(group(a));
       }
@@ -173,7 +172,7 @@ class Merger {
     for (uint32_t at : groups_[b].instrs) {
       for (uint32_t id : r_.in(r_.instrs[at])) {
         if (id == kNone) continue;
-        // To take a number over is no reason to leave the table that makes them one kernel.
+        // A scalar in a register is no reason to leave the table that makes one kernel of `alike`.
         if (s_.alike[at] && r_.value(id).numel == 1) continue;
         const uint32_t a = producer(id, b);
         if (a == kNone || std::ranges::find(tried, a) != tried.end()) continue;
@@ -195,16 +194,16 @@ class Merger {
       return false;
     }
     const bool down = at_either && can_move(a, a, b);
-    if (!down && (!can_move(b, a, b) || is_early(a, b))) return false;
+    if (!down && (!can_move(b, a, b) || is_too_early(a, b))) return false;
     down ? move(a, b) : move(b, a);
     groups_[down ? b : a].domain = domain;
-    if (!alive_.empty()) find_alive();
+    if (!live_bytes_.empty()) compute_live_bytes();
     return true;
   }
 
-  // At a's place a write of b's would come before something that can fail, and have to be undone if
-  // it does.
-  bool is_early(uint32_t a, uint32_t b) const {
+  // Whether at a's place b would write an external before something that can fail, which would have
+  // to undo the write.
+  bool is_too_early(uint32_t a, uint32_t b) const {
     const auto writes = [&](uint32_t at) { return writes_external(r_, r_.instrs[at]); };
     const auto fails = [&](uint32_t at) { return can_fail(r_, r_.instrs[at]); };
     const auto between = std::span(groups_).subspan(a, b - a);
@@ -213,8 +212,8 @@ class Merger {
                between, [&](const Group& g) { return std::ranges::any_of(g.instrs, fails); });
   }
 
-  // The first place that a group could have behind all that it depends on, and the first that
-  // depends on it.
+  // The range in which a group can move: the first place after all groups that it depends on, and
+  // the first group that depends on it.
   struct Reach {
     uint32_t first = 0, last = kNone;
   };
@@ -222,7 +221,7 @@ class Merger {
     Reach all;
     std::vector<Access> own;
     for (uint32_t st : storages_[g]) {
-      if (!r_.written[st]) continue;  // Of these there may be thousands of uses.
+      if (!r_.written[st]) continue;  // Without dependences, and may have thousands of uses.
       own.clear();
       std::ranges::copy_if(r_.accesses[st], std::back_inserter(own),
                            [&](const Access& x) { return group(x) == g; });
@@ -237,8 +236,8 @@ class Merger {
     return all;
   }
 
-  // Whether `g`, which is a or b, may pass what lies between them: nothing there depends on it, or
-  // it on that, and no more bytes are alive there than before.
+  // Whether `g`, which is a or b, may move past the groups between them: it has no dependences with
+  // those, and live bytes there do not grow, or stay within the peak once that is known.
   bool can_move(uint32_t g, uint32_t a, uint32_t b) const {
     const Reach to = reach(g);
     return (g == a ? to.last >= b : to.first <= a + 1) && !grows(g, a, b);
@@ -258,12 +257,12 @@ class Merger {
       const bool then = g == a ? first < b : last > a;
       growth += (static_cast<int64_t>(then) - alive) * static_cast<int64_t>(r_.storages[st].bytes);
     }
-    if (growth <= kLittleMemory) return false;
+    if (growth <= kNegligibleBytes) return false;
     const auto empty = [](const Group& g) { return g.instrs.empty(); };
     const bool adjacent = std::all_of(groups_.begin() + a + 1, groups_.begin() + b, empty);
-    if (adjacent || alive_.empty()) return !adjacent;
-    const auto between = std::span(alive_).subspan(a, b + 1 - a);
-    return *std::ranges::max_element(between) + growth > most_;
+    if (adjacent || live_bytes_.empty()) return !adjacent;
+    const auto between = std::span(live_bytes_).subspan(a, b + 1 - a);
+    return *std::ranges::max_element(between) + growth > peak_bytes_;
   }
 
   void move(uint32_t from, uint32_t to) {
@@ -274,27 +273,27 @@ class Merger {
     x.fused = false;
   }
 
-  // All of both in `to`; each rises, and so do they.
+  // Merges `from` into `to`; both are sorted.
   static void unite(std::vector<uint32_t>& to, std::vector<uint32_t>& from) {
     std::vector<uint32_t> all;
     all.reserve(to.size() + from.size());
     std::ranges::set_union(to, from, std::back_inserter(all));
     to = std::move(all);
-    from = std::vector<uint32_t>();  // Its memory, too: there are as many groups as ops.
+    from = std::vector<uint32_t>();  // Frees the memory: there are as many groups as ops.
   }
 
   const Recording& r_;
   const Target& target_;
   Schedule& s_;
   std::vector<Group>& groups_;
-  std::vector<std::vector<uint32_t>> storages_;        // By group: those that it uses, each once.
-  std::vector<std::pair<uint32_t, int64_t>> scratch_;  // Instructions, and bytes beside operands.
-  std::vector<int64_t> alive_;                         // Bytes, by group; empty: not known yet.
-  int64_t most_ = 0;                                   // Of them.
+  std::vector<std::vector<uint32_t>> storages_;        // By group: those that it uses, sorted.
+  std::vector<std::pair<uint32_t, int64_t>> scratch_;  // Instructions and their scratch bytes.
+  std::vector<int64_t> live_bytes_;                    // Live bytes by group; empty: not known.
+  int64_t peak_bytes_ = 0;                             // Their peak.
 };
 
-// The instructions of a fused group taken apart: together stay those that use a storage which one
-// of them writes, or walks over.
+// Splits the instructions of a fused group into parts: instructions stay together if they use a
+// storage that one of them writes, or one of the size of the whole space.
 std::vector<Part> independent_parts(const Recording& r, const Group& g) {
   if (g.domain.row) return {{g.instrs, g.domain}};
   const int64_t n = numel_of(g.domain.space);
@@ -303,8 +302,8 @@ std::vector<Part> independent_parts(const Recording& r, const Group& g) {
     const Value& v = r.value(a.value);
     if (a.write || (v.numel == n && n > 1)) binding.insert(v.storage);
   });
-  std::map<uint32_t, uint32_t> part;   // By instruction: the first of its part.
-  std::map<uint32_t, uint32_t> first;  // By storage: who uses it first.
+  std::map<uint32_t, uint32_t> part;   // By instruction: the first one of its part.
+  std::map<uint32_t, uint32_t> first;  // By storage: the first instruction that uses it.
   for (uint32_t at : g.instrs) part[at] = at;
   r.each_access(g.instrs, [&](const Access& a) {
     const uint32_t st = r.value(a.value).storage;
@@ -314,7 +313,7 @@ std::vector<Part> independent_parts(const Recording& r, const Group& g) {
     for (auto& [at, p] : part) p = p == x || p == y ? std::min(x, y) : p;
   });
   std::vector<Part> all;
-  std::map<uint32_t, size_t> numbers;  // Of parts, by their first.
+  std::map<uint32_t, size_t> numbers;  // Part numbers, by the part's first instruction.
   for (const auto& [at, p] : part) {
     const size_t k = numbers.try_emplace(p, all.size()).first->second;
     if (k == all.size()) all.push_back({{}, g.domain});
@@ -325,9 +324,9 @@ std::vector<Part> independent_parts(const Recording& r, const Group& g) {
 
 }  // namespace
 
-std::string likeness(const Recording& r, const Part& p) {
-  std::string like;
-  auto add = [&](int64_t x) { like += std::to_string(x) + ','; };
+std::string part_key(const Recording& r, const Part& p) {
+  std::string key;
+  auto add = [&](int64_t x) { key += std::to_string(x) + ','; };
   const bool whole = p.domain.row == numel_of(p.domain.space);
   if (p.domain.exact || (p.domain.row && !whole)) return "";
   add(whole);
@@ -348,7 +347,7 @@ std::string likeness(const Recording& r, const Part& p) {
       add(numbers.try_emplace(v.storage, numbers.size()).first->second);
     }
   }
-  return like;
+  return key;
 }
 
 void merge_groups(const Recording& r, Schedule& s, bool fuse, const Target& target) {
@@ -358,12 +357,13 @@ void merge_groups(const Recording& r, Schedule& s, bool fuse, const Target& targ
     if (g.fused) g.parts = independent_parts(r, g);
   }
   merger.gather();
-  // What the library has a kernel for needs no other, unless one of its own is quicker.
+  // A single instruction uses its library kernel, unless a generated one is faster.
   for (Group& g : s.groups) {
     const Instr& first = r.instrs[g.instrs[0]];
-    g.fused = g.fused && (g.instrs.size() > 1 ||
-                          (first.op->pointwise ? !reads_across(r, first)
-                                               : bytes_apart(r, g) >= target.worth_own_kernel));
+    g.fused =
+        g.fused && (g.instrs.size() > 1 ||
+                    (first.op->pointwise ? !reads_transposed(r, first)
+                                         : group_bytes_unfused(r, g) >= target.worth_own_kernel));
   }
 }
 

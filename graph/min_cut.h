@@ -1,7 +1,7 @@
 #pragma once
-// The cheapest set of edges that parts a source from a sink: maximum flow by shortest augmenting
-// paths (Edmonds and Karp, "Theoretical improvements in algorithmic efficiency for network flow
-// problems", 1972).
+// Minimum cut: the cheapest set of edges that separates a source from a sink, by maximum flow with
+// shortest augmenting paths (Edmonds and Karp, "Theoretical improvements in algorithmic efficiency
+// for network flow problems", 1972).
 
 #include <algorithm>
 #include <cstdint>
@@ -16,15 +16,15 @@ class MinCut {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
 
   explicit MinCut(size_t nodes) : edges_of_(nodes) {}
-  /// Cutting it costs `cost`, kNever what cannot be done.
+  /// Adds an edge that costs `cost` to cut; kNever: it must not be cut.
   void edge(uint32_t from, uint32_t to, int64_t cost) {
     edges_of_[from].push_back(static_cast<uint32_t>(edges_.size()));
     edges_.push_back({to, cost});
     edges_of_[to].push_back(static_cast<uint32_t>(edges_.size()));
     edges_.push_back({from, 0});
   }
-  /// By node: whether it is on the sink's side, which is the smallest of those that cost least.
-  /// Some set of edges has to be possible.
+  /// By node: whether it is on the sink's side of the minimum cut, of several the one with the
+  /// smallest sink side. A cut without kNever edges must exist.
   std::vector<bool> sink_side(uint32_t source, uint32_t sink) {
     for (;;) {
       const std::vector<uint32_t> by = edges_towards(source, sink);
@@ -48,10 +48,10 @@ class MinCut {
   static constexpr uint32_t kNone = ~0u;
   struct Edge {
     uint32_t to;
-    int64_t left;
+    int64_t left;  // Residual capacity.
   };
-  // By node from which something may still flow to the sink: the first edge of the shortest way.
-  // Looks no further than the source.
+  // By node with a residual path to the sink: the first edge of a shortest one; else kNone. Stops
+  // when it reaches the source.
   std::vector<uint32_t> edges_towards(uint32_t source, uint32_t sink) const {
     std::vector<uint32_t> by(edges_of_.size(), kNone);
     std::queue<uint32_t> next({sink});
@@ -67,7 +67,7 @@ class MinCut {
   }
 
   std::vector<std::vector<uint32_t>> edges_of_;
-  std::vector<Edge> edges_;  // An edge and the way back side by side.
+  std::vector<Edge> edges_;  // Edge k and its reverse k ^ 1.
 };
 
 }  // namespace brrr::graph

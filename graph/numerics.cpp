@@ -12,10 +12,10 @@ namespace brrr::graph {
 
 namespace {
 
-// Where the first NaN and the first infinity of a tensor are; -1: nowhere.
+// Positions of the first NaN and the first infinity of a tensor; -1: none.
 struct NotFinite {
   int64_t nan = -1, infinite = -1;
-  bool above = false;  // One is +inf.
+  bool positive = false;  // It has a +inf.
   int64_t first() const {
     return nan < 0 || infinite < 0 ? std::max(nan, infinite) : std::min(nan, infinite);
   }
@@ -31,12 +31,12 @@ NotFinite not_finite(const TensorImpl& t) {
     if (std::isnan(x[i])) found.nan = i;
     if (!std::isinf(x[i])) continue;
     found.infinite = i;
-    found.above |= x[i] > 0;
+    found.positive |= x[i] > 0;
   }
   return found;
 }
 
-// What an operand was before the op is known no more.
+// Whether the op wrote over the operand, so that its earlier values are lost.
 bool overwritten(const OpCall& c, const TensorImpl& operand) {
   const auto same = [&](const Tensor& out) { return out.impl()->storage == operand.storage; };
   return c.into && std::any_of(c.out, c.out + c.n_out, same);
@@ -44,7 +44,7 @@ bool overwritten(const OpCall& c, const TensorImpl& operand) {
 
 }  // namespace
 
-// The ops before this one have made nothing bad but masks: such an operand came from outside.
+// Earlier ops were checked, so that a bad operand is a mask or came from outside the step.
 std::string CheckNumericsGuard::bad_operands(const OpCall& c) const {
   std::string text;
   for (int k = 0; k < c.n_in; ++k) {
@@ -56,44 +56,44 @@ std::string CheckNumericsGuard::bad_operands(const OpCall& c) const {
   return text;
 }
 
-// A mask's infinity is no fault: a number of the op puts it there, an operand brings it on, or it
-// comes from outside, if it is -inf. -inf alone never makes +inf: a masked target's loss is one.
-bool CheckNumericsGuard::masked(const OpCall& c, bool above) const {
+// Whether an infinity is a mask's, not a fault: it comes from a scalar of the op, an operand with
+// mask infinities, or, if -inf, from outside. -inf does not excuse +inf: a masked target's loss.
+bool CheckNumericsGuard::is_mask_infinity(const OpCall& c, bool positive) const {
   for (int k = 0, word = 0; k < c.n_in; ++k) {
     const TensorImpl* t = c.in[k];
     if (!t) {
-      const bool number = c.op->pointwise && c.attrs.kind(k) == 3;
+      const bool scalar = c.op->pointwise && c.attrs.kind(k) == 3;
       const auto x = std::bit_cast<double>(c.attrs.v[word++]);
-      if (number && std::isinf(x) && (x > 0 || !above)) return true;
+      if (scalar && std::isinf(x) && (x > 0 || !positive)) return true;
       continue;
     }
     const auto it = masks_.find(t->storage);
-    const bool mask = it != masks_.end() && (it->second || !above);
+    const bool mask = it != masks_.end() && (it->second || !positive);
     if (overwritten(c, *t)) {
       if (mask) return true;
       continue;
     }
-    // Looked at even so: its memory may have been a mask's before it was its own.
+    // Checked even if `mask`: the entry may be stale, of a storage that had the same address.
     const NotFinite x = not_finite(*t);
-    if (x.infinite >= 0 && (mask || (!above && x.nan < 0 && !x.above))) return true;
+    if (x.infinite >= 0 && (mask || (!positive && x.nan < 0 && !x.positive))) return true;
   }
   return false;
 }
 
 void CheckNumericsGuard::check(const OpCall& c) {
-  // Views make no values, and creation ops may hand out memory that is yet to be written.
+  // Views compute nothing, and creation ops may return memory that is not written yet.
   if (c.op->kind == OpKind::View || c.n_in == 0) return;
   for (int k = 0; k < c.n_out - c.op->n_scratch; ++k) {
     const Storage* const storage = c.out[k].impl()->storage;
     const NotFinite bad = not_finite(*c.out[k].impl());
     if (bad.infinite < 0) masks_.erase(storage);
     if (bad.first() < 0) continue;
-    // What an op keeps for its gradient: the largest score of a query that sees no key.
-    if (k > 0 && c.op->saves_outputs >> k & 1 && bad.nan < 0 && !bad.above) continue;
-    BRRR_CHECK(bad.nan < 0 && masked(c, bad.above),
+    // A saved output may be -inf: attention's largest score of a query that sees no key.
+    if (k > 0 && c.op->saves_outputs >> k & 1 && bad.nan < 0 && !bad.positive) continue;
+    BRRR_CHECK(bad.nan < 0 && is_mask_infinity(c, bad.positive),
                "step: the first value that is not finite is element {} of the result of {}{}",
                bad.nan < 0 ? bad.infinite : bad.nan, describe(c), bad_operands(c));
-    masks_[storage] = bad.above;
+    masks_[storage] = bad.positive;
   }
 }
 
@@ -104,15 +104,15 @@ std::string CheckNumericsGuard::describe(const OpCall& c) const {
   for (int k = 0; k < c.n_in; ++k) s += (k ? ", " : "") + brrr::describe(c.in[k]);
   s += ") -> ";
   for (int k = 0; k < c.n_out; ++k) s += (k ? ", " : "") + brrr::describe(c.out[k].impl());
-  const std::string near = path.empty() ? trail_.near(touched_.in) : "";
+  const std::string near = path.empty() ? trail_.near(storages_.in) : "";
   return near.empty() ? s : s + ", near " + near;
 }
 
 void CheckNumericsGuard::ran(const OpCall& c) {
   if (previous_) previous_->ran(c);
-  touched_.set(c);
+  storages_.set(c);
   check(c);
-  trail_.ran(touched_.all, touched_.made, module_path());
+  trail_.ran(storages_.all, storages_.made, module_path());
   if (previous_) previous_->resume();
 }
 

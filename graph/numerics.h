@@ -5,17 +5,17 @@
 #include <unordered_map>
 
 #include "core/context.h"
-#include "graph/trail.h"
+#include "graph/module_trail.h"
 
 namespace brrr::graph {
 
-/// While it lives, whatever this thread runs op by op throws brrr::Error if a floating result has a
-/// NaN, or an infinity that is no mask's.
+/// While it lives, each op that this thread runs, eagerly or by the walker, throws brrr::Error if a
+/// floating result has a NaN, or an infinity that does not come from a mask.
 class CheckNumericsGuard final : public Observer, NotCopied {
  public:
   CheckNumericsGuard() : previous_(context.observer) { context.observer = this; }
   ~CheckNumericsGuard() override { context.observer = previous_; }
-  /// An observer that ends while guards of steps look on before it.
+  /// Unlinks an observer that ends while guards are stacked on top of it.
   static void forget(const Observer* ended) {
     auto* guard = dynamic_cast<CheckNumericsGuard*>(context.observer);
     while (guard && guard->previous_ != ended) {
@@ -33,14 +33,14 @@ class CheckNumericsGuard final : public Observer, NotCopied {
   }
   void ran(const OpCall& call) override;
   void check(const OpCall& call);
-  bool masked(const OpCall& call, bool above) const;
+  bool is_mask_infinity(const OpCall& call, bool positive) const;
   std::string bad_operands(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
 
   Observer* previous_;
-  std::unordered_map<const Storage*, bool> masks_;  // What holds infinities; whether +inf.
+  std::unordered_map<const Storage*, bool> masks_;  // Storages with mask infinities; whether +inf.
   ModuleTrail<const Storage*> trail_;
-  CallStorages touched_;  // By the call at hand.
+  CallStorages storages_;  // Of the current call.
 };
 
 }  // namespace brrr::graph

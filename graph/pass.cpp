@@ -1,4 +1,4 @@
-// Comparing a pass with a recording.
+// The comparing half of a pass: matches ops with a recording and answers with placeholders.
 #include "graph/pass.h"
 
 #include "core/device.h"
@@ -38,14 +38,14 @@ bool share_memory(const std::vector<Binding>& bindings) {
   });
 }
 
-// --- life ----------------------------------------------------------------------------------------
+// --- lifetime ------------------------------------------------------------------------------------
 
 Pass::~Pass() { abort(); }
 
 void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   candidates_ = candidates;
   watch_ = watch;
-  left_ = nullptr;
+  parent_ = nullptr;
   difference_ = {};
   control_.clear();
   host_bytes_.clear();
@@ -56,14 +56,14 @@ void Pass::begin(const std::vector<const Recording*>& candidates, bool watch) {
   thread = this_thread();
   static std::atomic<uint64_t> threads{0};
   static thread_local uint64_t last = ++threads << 40;
-  number = ++last;  // No two passes have the same one.
+  number = ++last;  // Unique among all passes.
   rng_before_ = rng_state();
   drawn_before_ = draws_taken();
-  sets_rng = goes_back = false;
-  if (!fresh_.paths.empty()) fresh_ = Recording();
+  sets_rng = uses_older_tape = false;
+  if (!recording_.paths.empty()) recording_ = Recording();
   windows_.clear();
   expect(candidates_.empty() ? nullptr : candidates_[0]);
-  if (!expected_) fresh_.paths.push_back("");
+  if (!expected_) recording_.paths.push_back("");
 }
 
 size_t Pass::cursor() const {
@@ -93,8 +93,8 @@ void Pass::bind(const TensorImpl& t, int64_t relative) {
   for (uint32_t k = 0; k < bindings_.size(); ++k) by_address_[slot_of(*bindings_[k].storage)] = k;
 }
 
-// Takes back bindings made for a call that then did not match: the last ones first, beyond which no
-// search goes on.
+// Removes bindings made for a call that then did not match: the last ones first, since no probe
+// sequence continues past them.
 void Pass::unbind(size_t count) {
   for (; bindings_.size() > count; bindings_.pop_back()) {
     by_address_[slot_of(*bindings_.back().storage)] = kNone;
@@ -102,7 +102,7 @@ void Pass::unbind(size_t count) {
   if (watch_) first_seen_.resize(count);
 }
 
-// Where the number of a storage is, or would be.
+// The hash table slot of a storage's number, or the free one for it.
 size_t Pass::slot_of(const Storage& s) const {
   const size_t mask = by_address_.size() - 1;
   size_t at = reinterpret_cast<uintptr_t>(&s) / sizeof(Storage) & mask;
@@ -137,8 +137,8 @@ void Pass::moved_to(const Recording& r) { expect(&r, r.instrs.size()); }
 
 // --- comparing -----------------------------------------------------------------------------------
 
-// An operand that is a placeholder, a scalar, or an external that has been met before.
-[[gnu::always_inline]] inline bool Pass::match_met(uint32_t id, const TensorImpl* t) const {
+// Whether the operand matches as a placeholder, a scalar, or an external that is already bound.
+[[gnu::always_inline]] inline bool Pass::match_bound(uint32_t id, const TensorImpl* t) const {
   if (!t) return id == kNone;
   if (t->storage->pass == this) [[likely]]
     return t->value == id;
@@ -151,7 +151,7 @@ void Pass::moved_to(const Recording& r) { expect(&r, r.instrs.size()); }
 }
 
 bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
-  if (match_met(id, t)) return true;
+  if (match_bound(id, t)) return true;
   if (!t || id == kNone || t->storage->pass || t->storage->lost) return false;
   const Value& v = expected_->values[id];
   const StorageInfo& s = expected_->storages[v.storage];
@@ -171,15 +171,15 @@ bool Pass::match_operand(uint32_t id, const TensorImpl* t) {
     if (e.words[w] != c.attrs.v[w]) return false;
   }
   for (int i = 0; i < e.n_in; ++i) {
-    if (!match_met(e.in[i], c.in[i])) return false;
+    if (!match_bound(e.in[i], c.in[i])) return false;
   }
-  return !e.into || match_met(e.out, c.out[0].impl());
+  return !e.into || match_bound(e.out, c.out[0].impl());
 }
 
 Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c) {
   const Attrs &a = e.attrs, &b = c.attrs;
   if (e.op != c.op || e.n_in != c.n_in || e.into != c.into) return {Mismatch::Op};
-  // A row op's gradient has those of its weights only where they are wanted.
+  // The gradient of a row op has results for its weights only if they require grad.
   if (e.n_out != c.n_out) return {Mismatch::Results};
   for (int w = 0; w < std::min(a.n, b.n); ++w) {
     if (a.v[w] != b.v[w] && !(a.dynamic >> w & 1)) return {Mismatch::Word, w};
@@ -196,7 +196,7 @@ Pass::Mismatch Pass::mismatch(const Instr& e, const OpCall& c) {
     unbind(bound);
     const bool alike =
         ids[k] != kNone && t && expected_->values[ids[k]].size_list() == t->size_list();
-    return {alike ? Mismatch::OfItsShape : Mismatch::Operand, k};
+    return {alike ? Mismatch::SameShape : Mismatch::Operand, k};
   }
   return {};
 }
@@ -237,7 +237,7 @@ Storage* Pass::placeholder_storage(uint32_t id, const StorageInfo& info) {
   return s;
 }
 
-void Pass::note_control(const Instr& e, const OpCall& c) {
+void Pass::record_control(const Instr& e, const OpCall& c) {
   e.attrs.each_dynamic([&](int w) {
     ControlCell* const cell = c.attrs.dynamic >> w & 1 ? c.cells[w] : nullptr;
     effects_.cells.push_back(Ref<ControlCell>::share(cell));
@@ -262,14 +262,14 @@ void Pass::make_placeholders(const Recording& r, const Instr& e, uint32_t index,
       s->refs.retain();
     }
     c.out[k] = placeholder(v, out[k], s);
-    // A view of an external counts from where its storage was bound.
+    // Offsets of an external's values are relative to its binding's base.
     if (s->pass != this) c.out[k].impl()->offset += bindings_[external_of(*s)].base;
-    if (e.op->is_view()) note_view(c, k, *c.in[0]);
+    if (e.op->is_view()) mark_view(c, k, *c.in[0]);
   }
 }
 
-// Calls nothing that comes back, so that it needs no stack frame: what is met for the first time
-// and what differs goes the general way.
+// The fast path makes no call that returns here, so that it needs no stack frame; new externals and
+// differences take the tail call of general_op().
 void Pass::op(OpCall& c) {
   if (matches(*next_, c) && FreeList<Storage>::ready() && FreeList<TensorImpl>::ready())
       [[likely]] {
@@ -282,8 +282,8 @@ void Pass::op(OpCall& c) {
 
 void Pass::general_op(OpCall& c) {
   if (c.op->kind == OpKind::View && c.in[0]->storage->pass != this) {
-    // A view of something from outside is something from outside: what is compared is the window,
-    // where an op uses it, so that a batch cut from a data set may move on every call.
+    // A view of an external is not recorded: only the window is compared, where an op uses it, so
+    // that a batch sliced from a data set may start elsewhere on every call.
     check_readable(c);
     c.infer();
     make_outputs(c);
@@ -292,7 +292,7 @@ void Pass::general_op(OpCall& c) {
   if (!expected_) return record(c);
   if (cursor() == expected_->instrs.size() || mismatch(expected_->instrs[cursor()], c)) {
     check_readable(c);
-    c.infer();  // A call that throws is no difference: the user may catch it and go on.
+    c.infer();  // May throw, which is no difference: the user may catch it and go on.
     if (!switch_candidate(&c)) {
       begin_recording();
       return record(c);
@@ -302,13 +302,13 @@ void Pass::general_op(OpCall& c) {
     answer(*next_, c);
   } else {
     const Instr& e = expected_->instrs[cursor()];
-    note_control(e, c);
+    record_control(e, c);
     make_placeholders(*expected_, e, static_cast<uint32_t>(cursor()), c);
   }
   ++next_;
 }
 
-// Another candidate with the same verified prefix that goes on as this pass does.
+// Switches to a candidate with the same matched prefix that `c` (null: the function's end) matches.
 bool Pass::switch_candidate(const OpCall* c) {
   const Recording* from = expected_;
   const size_t at = cursor();
@@ -326,10 +326,10 @@ bool Pass::switch_candidate(const OpCall* c) {
              : at == r.instrs.size() && survivors_match(r);
   });
   if (found) return true;
-  // For people: which of them is the closest.
+  // For the message: find the candidate that is closest.
   expect(from, at);
-  note_difference(c);
-  any([&](const Recording&) { return note_difference(c), false; });
+  keep_closest_difference(c);
+  any([&](const Recording&) { return keep_closest_difference(c), false; });
   expect(from, at);
   return false;
 }
@@ -341,7 +341,7 @@ bool Pass::survivors_match(const Recording& r) const {
 }
 
 int Pass::finish() {
-  drop_unseen();
+  drop_unreferenced();
   if (expected_) {
     if ((cursor() == expected_->instrs.size() && survivors_match(*expected_)) ||
         switch_candidate(nullptr)) {
@@ -351,15 +351,15 @@ int Pass::finish() {
   }
   for (size_t k = 0; k < live_.size(); ++k) {
     if (!live_[k]) continue;
-    fresh_.survivors.push_back(static_cast<uint32_t>(k));
-    fresh_.gradients.push_back(live_[k]->gradient);
+    recording_.survivors.push_back(static_cast<uint32_t>(k));
+    recording_.gradients.push_back(live_[k]->gradient);
   }
-  fresh_.draws = rng_state().draw - rng_before_.draw;
-  fresh_.other_stream = sets_rng || std::ranges::any_of(effects_.cells, [](const auto& cell) {
-                          return cell && cell->kind == ControlCell::OwnDraw;
-                        });
-  fresh_.tf32 = allow_tf32();
-  fresh_.complete();
+  recording_.draws = rng_state().draw - rng_before_.draw;
+  recording_.other_stream = sets_rng || std::ranges::any_of(effects_.cells, [](const auto& cell) {
+                              return cell && cell->kind == ControlCell::OwnDraw;
+                            });
+  recording_.tf32 = allow_tf32();
+  recording_.complete();
   return -1;
 }
 

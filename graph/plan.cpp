@@ -1,17 +1,17 @@
-// What plans of all devices do alike: schedule, memory, operands bound to storages.
+// The part of a plan that is common to all devices: schedule, memory, operands bound to storages.
 #include "graph/plan.h"
 
 #include <algorithm>
 
 #include "core/check.h"
 #include "core/context.h"
-#include "graph/trail.h"
+#include "graph/module_trail.h"
 #include "ops/kinds/work.h"
 
 namespace brrr::graph {
 
-// Looks only at what a replay runs: of host data that a step moves to the device nothing is left on
-// the CPU.
+// Whether a replay uses storages on the host, or else on a device. Host data that a step moves to
+// the device do not count as on the host: their instruction has its result on the device.
 static bool uses(const Recording& r, bool host) {
   for (size_t st = 0; st < r.storages.size(); ++st) {
     if (!r.accesses[st].empty() && (r.storages[st].device == kCPU) == host) return true;
@@ -23,9 +23,10 @@ std::unique_ptr<Plan> Plan::make(const Recording& r, const StepOptions& options,
                                  const std::vector<Replaced>& replaced) {
   if (!uses(r, false)) return make_host_plan(r, options);
   const Held products(context.tf32, r.tf32);
-  BRRR_CHECK(!uses(r, true),
-             "the step computes on the CPU and on a GPU, and a replay is of one device; move what "
-             "it needs to the GPU");
+  BRRR_CHECK(
+      !uses(r, true),
+      "the step computes on the CPU and on a GPU, and a replay runs on one device; move what "
+      "it needs to the GPU");
   return make_device_plan(r, options, replaced);
 }
 
@@ -38,9 +39,9 @@ std::unique_ptr<Plan> Plan::make_unfused(const Recording& r, const StepOptions& 
 
 Plan::Plan(const Recording& r, const StepOptions& options, const Target& target)
     : target_(target),
-      anew_(rematerialise(r, options, target)),
-      r_(anew_.of(r)),
-      schedule_(std::move(anew_.schedule)) {
+      rematerialised_(rematerialise(r, options, target)),
+      r_(rematerialised_.of(r)),
+      schedule_(std::move(rematerialised_.schedule)) {
   counts_.fuse_seconds = seconds_since(begin_);
 #ifndef NDEBUG
   verify_schedule(r_, schedule_);
@@ -139,7 +140,7 @@ KernelNote Plan::note(const Group& g) const {
       most = w.flops;
       n.work.dtype = w.dtype;
     }
-    // Of a fused group the kind that says most of it.
+    // Of a fused group prefer the kind of an op that is not pointwise.
     if (!*n.kind || !op.pointwise) n.kind = kind_of(op, w);
   }
   if (g.fused) n.work.bytes = group_bytes(r_, schedule_, g);

@@ -1,6 +1,6 @@
 #pragma once
-// A compiled entry: a schedule of kernels over planned memory, replayed without running user code.
-// What plans of all devices share; host_plan.cpp and device_plan.cpp replay.
+// A plan: a compiled recording, that is a schedule of kernels over planned memory, replayed without
+// running user code. Common to all devices; host_plan.cpp and device_plan.cpp replay.
 
 #include <functional>
 #include <map>
@@ -15,7 +15,7 @@
 
 namespace brrr::graph {
 
-/// What a plan and its replays have cost and done besides the kernels, for stats and explain().
+/// Counts and costs of a plan and its replays apart from the kernels, for stats() and explain().
 struct ReplayCounts {
   double fuse_seconds = 0, plan_seconds = 0;
   double build_seconds = 0;
@@ -23,41 +23,41 @@ struct ReplayCounts {
   uint64_t launches = 0;    ///< Graph launches of the last replay.
   uint64_t captures = 0;    ///< How often the step was captured.
   uint64_t direct = 0;      ///< Replays that queued kernel by kernel, because a capture failed.
-  uint64_t moved_away = 0;  ///< Results that a user still held when the next replay came.
-  uint64_t copied_in = 0;   ///< Inputs whose address was not the captured one.
+  uint64_t copied_out = 0;  ///< Results copied away, because a user held them at the next replay.
+  uint64_t copied_in = 0;   ///< Inputs copied, because their address was not the captured one.
   size_t nodes = 0, graph_bytes = 0;
-  size_t beside = 0;        ///< Groups that the graph has on a branch beside the others.
+  size_t beside = 0;        ///< Groups on the captured graph's second branch.
   size_t upload_bytes = 0;  ///< Of the copy from the host before each replay; 0: there is none.
   double capture_seconds = 0;
   std::string failure;  ///< Why the last capture failed.
 };
 
-/// A call, to a plan.
+/// The arguments of one replay.
 struct Replay {
   const std::vector<Binding>& bindings;
   const int64_t* control;
-  Storage* const* survivors;  ///< In the recording's order; they get memory if they have none.
+  Storage* const* survivors;  ///< In the recording's order; allocated if they have no memory.
   const std::vector<Replaced>& replaced;
 };
 
-/// Where an argument of a generated kernel comes from when it is not fixed.
+/// An argument of a generated kernel that is set before each replay: exactly one of the sources.
 struct Patch {
   size_t argument;
   uint32_t value = kNone;    ///< A window on a storage, or
   uint32_t control = kNone;  ///< a control word, or
-  uint32_t scratch = kNone;  ///< the group's scratch memory.
-  int64_t bytes = 0;         ///< Offset within that.
+  uint32_t scratch = kNone;  ///< a group's scratch memory.
+  int64_t bytes = 0;         ///< Offset within the source.
 };
 
 class Plan : NotCopied {
  public:
-  /// Simplifies, fuses, plans and builds `r`, which must outlive the plan. Throws brrr::Error when
-  /// the kernels cannot be built. On a GPU memory of gradients that the first replay is going to
-  /// replace becomes the new ones'.
+  /// Simplifies, fuses, plans and builds `r`, which must outlive the plan. Throws brrr::Error if
+  /// kernels cannot be built. On a GPU the memory of gradients that the first replay will replace
+  /// is reused for the new ones.
   static std::unique_ptr<Plan> make(const Recording& r, const StepOptions& options,
                                     const std::vector<Replaced>& replaced = {});
-  /// The same op by op: nothing is fused or built. Null if a part of the step is on a GPU, which
-  /// has the walker for that.
+  /// A plan that runs op by op: nothing is fused or built. Null if any part of the step is on a
+  /// GPU, where the walker serves instead.
   static std::unique_ptr<Plan> make_unfused(const Recording& r, const StepOptions& options);
   virtual ~Plan();
 
@@ -65,50 +65,48 @@ class Plan : NotCopied {
   /// have been replaced, are as before.
   virtual void run(const Replay& now) = 0;
 
-  /// Where replays run.
   virtual Device device() const = 0;
-  /// After a step's effects are there: throws what the device refused once they were queued, and
-  /// where BRRR_SYNC_AFTER_REPLAY asks for it waits for what it found wrong. The step has happened.
+  /// Call after a step's effects are committed, which it does not undo: throws if an external could
+  /// not be copied back; with BRRR_SYNC_AFTER_REPLAY waits for the device and throws its faults.
   virtual void report_faults() const {}
-  /// By survivor: nothing can fail any more once it is written, so that an old gradient's memory
-  /// may be its. Null where a replay has its own ways.
+  /// By survivor: whether nothing can fail from its first write on, so that it may be written into
+  /// an old gradient's memory. Null if the plan handles old gradients itself.
   virtual const std::vector<bool>* safe_to_overwrite() const { return nullptr; }
-  /// Whether the group is on a branch of a captured graph beside the others.
-  virtual bool is_beside(uint32_t) const { return false; }
-  /// References to a survivor that the plan keeps for itself.
+  /// Whether the group is on the captured graph's second branch.
+  virtual bool is_on_side_branch(uint32_t) const { return false; }
+  /// Whether the plan itself holds a reference to the survivor's storage.
   virtual bool holds(size_t, const Storage*) const { return false; }
 
-  /// Launches of a replay, and those of them that are generated.
+  /// Launches of a replay, and those of generated kernels among them.
   size_t kernels() const { return kernels_; }
   size_t generated_kernels() const { return generated_; }
-  /// What it replays: the recording it was made of, or that one rematerialised.
+  /// The recording that it replays: the one it was made of, or that one rematerialised.
   const Recording& recording() const { return r_; }
-  const Rematerialised& rematerialised() const { return anew_; }
+  const Rematerialised& rematerialised() const { return rematerialised_; }
   const Schedule& schedule() const { return schedule_; }
   const Target& target() const { return target_; }
   const MemoryPlan& memory() const { return memory_; }
   const KernelSource& source() const { return source_; }
-  /// The group for which the source's k-th kernel was written first.
+  /// The group for which the k-th kernel of the source was first generated.
   const Group& first_user(size_t k) const {
     return schedule_.groups[schedule_.group_of[first_users_[k]]];
   }
   const ReplayCounts& counts() const { return counts_; }
-  /// What each group's kernels are and do, for observers.
+  /// By group: a description of its kernels, for observers.
   const std::vector<KernelNote>& notes();
 
  protected:
   Plan(const Recording& r, const StepOptions& options, const Target& target);
-  /// Puts the groups in another order that every dependence allows; before anything is made of
-  /// them.
+  /// Reorders the groups; `order` must respect all dependences. Before kernels or memory are made.
   void reorder(const std::vector<uint32_t>& order);
   void plan_temporaries(const MemoryRules& rules);
-  /// The name of a part's kernels, whose text depends on it; that is added to the source unless it
-  /// is there.
+  /// The name of the kernel with this `text`, a function of the name; adds it to the source unless
+  /// an equal one is there.
   std::string named(const Part& part, const std::function<std::string(const std::string&)>& text);
-  /// Builds the kernels, if there are any, behind `first`.
+  /// Builds the kernels, if there are any, with `first` at the beginning of the source.
   void build_source(const std::string& first, const Backend& by);
   void* symbol(const std::string& name) const { return built_by_->symbol(module_, name.c_str()); }
-  /// In the arena, or in a room whose owners are bound.
+  /// The address in the arena, or in a room whose owners are bound.
   char* address(const MemoryPlan::Piece& x) const {
     if (x.host == kNone) return arena_ + x.offset;
     return static_cast<char*>(bound_[memory_.rooms[x.host].owners[0].first]->data) + x.offset;
@@ -117,7 +115,7 @@ class Plan : NotCopied {
     const Value& v = r_.value(value);
     return {.argument = argument, .value = value, .bytes = v.offset * v.item()};
   }
-  /// What the argument is, where control words lie at `control`.
+  /// The argument's address; control words are at `control`.
   char* place_of(const Patch& p, const void* control) const {
     if (p.value != kNone) {
       return static_cast<char*>(bound_[r_.values[p.value].storage]->data) + p.bytes;
@@ -129,30 +127,30 @@ class Plan : NotCopied {
     for (uint32_t st : temporaries_) bound_[st]->data = address(memory_.storages[st]);
   }
 
-  const Clock::time_point begin_ = Clock::now();  // Of its making.
+  const Clock::time_point begin_ = Clock::now();  // Of its construction.
   const Target target_;
   ReplayCounts counts_;
-  Rematerialised anew_;
+  Rematerialised rematerialised_;
   const Recording& r_;
   Schedule schedule_;
   MemoryPlan memory_;
   char* arena_ = nullptr;
   KernelSource source_;
-  Storages bound_;                      // Null where nothing is stored.
+  Storages bound_;                      // Null for storages that exist in registers only.
   std::vector<int64_t> external_item_;  // By external number: bytes of an element.
-  size_t kernels_ = 0, generated_ = 0;  // The library's, until the others are counted, too.
+  size_t kernels_ = 0, generated_ = 0;  // The subclass adds generated kernels to both.
 
  private:
   KernelNote note(const Group& g) const;
   const Backend* built_by_ = nullptr;
   KernelModule* module_ = nullptr;
-  std::map<std::string, std::string> names_;  // Text -> name: equal kernels are one.
-  std::vector<uint32_t> first_users_;         // Instructions, by the source's kernel.
+  std::map<std::string, std::string> names_;  // Text -> name: equal kernels are built once.
+  std::vector<uint32_t> first_users_;         // By kernel of the source: an instruction of it.
   std::vector<KernelNote> notes_;
   std::vector<uint32_t> temporaries_;  // Storages in the arena and in rooms.
 };
 
-/// One of a step that computes on the CPU alone, and one on a GPU.
+/// For steps that compute on the CPU only, and on a GPU only.
 std::unique_ptr<Plan> make_host_plan(const Recording& r, const StepOptions& options);
 std::unique_ptr<Plan> make_device_plan(const Recording& r, const StepOptions& options,
                                        const std::vector<Replaced>& replaced);

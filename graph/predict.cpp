@@ -1,4 +1,4 @@
-// What a step would take as a graph, told before it is one.
+// Predicts the time of a step in graph mode from its eager profile and its recording.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -17,7 +17,7 @@
 
 namespace brrr::graph {
 
-// Of one call, of series of some, rising.
+// Nanoseconds per call of 20 series of `calls` calls, ascending.
 static std::vector<double> series_ns(Device device, int calls, const std::function<void()>& call) {
   constexpr size_t series = 20;
   std::vector<double> all;
@@ -31,8 +31,8 @@ static std::vector<double> series_ns(Device device, int calls, const std::functi
   return all;
 }
 
-// What a generated kernel takes now over a copy of as many bytes when the limits were measured: a
-// machine that others use is not always as fast.
+// The ratio of a generated kernel's time now to that of a copy of as many bytes when the limits
+// were measured: a shared machine is not always as fast.
 static double stream_excess(Device device) {
   constexpr int64_t n = 1 << 20;
   const Tensor x = ones({n}, kFloat32, device), y = ones({n}, kFloat32, device);
@@ -52,7 +52,7 @@ static LaunchCosts measure_launches(Device device) {
   };
   const Tensor leaf = ones({1}, kFloat32, device);
   leaf.set_requires_grad(true);
-  // A training step over one element. Nothing is an argument, so that it can be frozen.
+  // A training step over one element. It captures its tensors, so that it can be frozen.
   const auto small = [=](const Tensor&) {
     const Tensor y = chain(leaf);
     return std::pair(y.detach(), grad({y}, {leaf})[0]);
@@ -78,15 +78,15 @@ static LaunchCosts measure_launches(Device device) {
           .plain_match_ns = std::max(0.0, of(plain_recorded) - plain_replay) / forward};
 }
 
-// Of one of its calls.
+// The split of one of the row's calls if it ran at the device's limits.
 static TimeSplit at_limits(const ProfileRow& r, const DeviceLimits& limits) {
-  constexpr double not_fused = 2;  // Outside of products few additions follow a multiplication.
+  constexpr double not_fused = 2;  // The peak counts FMAs; outside products, few ops form one.
   const auto calls = static_cast<double>(r.calls);
   return split_time(1e12, r.flops / calls * not_fused, r.bytes / calls, limits, r.dtype);
 }
 
-// The number of a row of the same op, module and bytes a call; that of rows if there is none.
-static size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
+// The index of a row of the same op, module and bytes per call; rows.size() if there is none.
+static size_t find_same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow& r) {
   constexpr double close = 0.01;
   const double bytes = r.bytes / static_cast<double>(r.calls);
   const auto at = std::ranges::find_if(rows, [&](const ProfileRow& e) {
@@ -99,14 +99,13 @@ static size_t same_kernel(const std::vector<ProfileRow>& rows, const ProfileRow&
 double predict_graph_us(const std::vector<ProfileRow>& eager, double between_us,
                         const std::vector<ProfileRow>& graph, const StepStats& recorded,
                         Device device) {
-  constexpr double most_dispatches = 8;  // Large operands, cold caches.
-  // As this machine is now, like stream_excess(): beside others it is not always as fast.
+  constexpr double most_dispatches = 8;  // Large operands and cold caches make dispatch slower.
+  // Measured now, like stream_excess(), since a shared machine is not always as fast.
   const LaunchCosts costs = launch_costs(device, true);
   const DeviceLimits limits = device_limits(device);
   const auto ops = static_cast<double>(std::max<uint64_t>(1, recorded.ops_per_replay));
-  // An op that is matched costs its share of what the host does for one eagerly: by the line
-  // through ops with a gradient and without.
-  // What no dispatch takes is the function's own, and stays.
+  // Matching an op costs a share of its eager host time, interpolated linearly between ops with and
+  // without a gradient. Time beyond most_dispatches per op is the function's own and stays.
   const double more = std::max(1.0, costs.eager_ns - costs.plain_eager_ns),
                share = (costs.match_ns - costs.plain_match_ns) / more, all = between_us * 1e3,
                of_one = std::min(all / ops, most_dispatches * costs.eager_ns),
@@ -119,7 +118,7 @@ double predict_graph_us(const std::vector<ProfileRow>& eager, double between_us,
     if (r.calls == 0) continue;
     const auto calls = static_cast<double>(r.calls);
     same_us += calls * 1e-3 * costs.graph_ns;
-    if (const size_t at = same_kernel(eager, r); at < replaced.size()) {
+    if (const size_t at = find_same_kernel(eager, r); at < replaced.size()) {
       replaced[at] = false;
       same_us += eager[at].time.us * calls / static_cast<double>(eager[at].calls);
     } else {
@@ -137,7 +136,7 @@ double predict_graph_us(const std::vector<ProfileRow>& eager, double between_us,
     if (r.time.us > 2 * streams_us) beyond_us += r.time.us - streams_us;
   }
   const double device_us = same_us + std::min(least_us + beyond_us / 2, replaced_us);
-  // A GPU works beside the host.
+  // A GPU overlaps with the host.
   return device.type == DeviceType::CPU ? host_us + device_us : std::max(host_us, device_us);
 }
 
@@ -158,9 +157,9 @@ LaunchCosts launch_costs(Device device, bool anew) {
   };
   const std::string where = name(device), build = build_stamp();
   const std::vector<std::string_view> of{"brrr-launches-1", where, p.name, p.versions, build};
-  std::vector<double> figures = kept_figures(of, anew, measure);
+  std::vector<double> figures = cached_figures(of, anew, measure);
   Figures all{};
-  if (figures.size() != all.size()) figures = kept_figures(of, true, measure);
+  if (figures.size() != all.size()) figures = cached_figures(of, true, measure);
   std::ranges::copy(figures, all.begin());
   return std::bit_cast<LaunchCosts>(all);
 }

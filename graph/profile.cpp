@@ -1,4 +1,4 @@
-// Who runs what, and for how long: rows by op and module.
+// Profile: rows of kernel times by op and module.
 #include "graph/profile.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ TimeSplit split_time(double us, double flops, double bytes, const DeviceLimits& 
 }
 
 Profile::Profile() {
-  if (Watch::own() && Watch::own()->ended) Watch::own()->leave();
+  if (Watch::own() && Watch::own()->ended) Watch::own()->uninstall();
   watch_ = std::make_shared<Watch>();
   Watch::own() = watch_;
 }
@@ -41,7 +41,7 @@ Profile::~Profile() {
     watch_->ended = true;
     return;
   }
-  watch_->leave();
+  watch_->uninstall();
   if (Watch::own() == watch_) Watch::own().reset();
 }
 void Profile::reset() {
@@ -50,36 +50,36 @@ void Profile::reset() {
 }
 
 void Profile::pause() {
-  BRRR_CHECK(std::this_thread::get_id() == watch_->thread && !watch_->away,
-             "profile: pause() of one that is paused already, or of another thread's");
+  BRRR_CHECK(std::this_thread::get_id() == watch_->thread && !watch_->detached,
+             "profile: pause(): it is already paused, or another thread's");
   BRRR_CHECK(!context.recorder && context.observer == watch_.get(),
              "profile: pause() inside of a recorded step or of one that checks numerics; call it "
              "outside");
-  watch_->look_away();
+  watch_->detach();
 }
 void Profile::resume() {
-  BRRR_CHECK(std::this_thread::get_id() == watch_->thread && watch_->away,
-             "profile: resume() of one that is not paused, or of another thread's");
+  BRRR_CHECK(std::this_thread::get_id() == watch_->thread && watch_->detached,
+             "profile: resume(): it is not paused, or another thread's");
   BRRR_CHECK(!context.recorder && !context.observer,
-             "profile: resume() within a step, or where another profile looks on");
+             "profile: resume() within a step, or while another observer is installed");
   Watch::own() = watch_;
-  watch_->look_again();
+  watch_->attach();
 }
 
 double Profile::kernels_us() const {
-  watch_->settle();
+  watch_->flush_pending();
   return watch_->kernels_us + watch_->device_us;
 }
 
 std::vector<ProfileRow> Profile::rows() const {
-  watch_->settle();
+  watch_->flush_pending();
   std::vector<ProfileRow> all = watch_->rows;
   sort_by_time(all);
   return all;
 }
 
 std::vector<ProfileRow> Profile::sums(std::string ProfileRow::*by) const {
-  watch_->settle();
+  watch_->flush_pending();
   std::vector<ProfileRow> all;
   for (const ProfileRow& row : watch_->rows) {
     auto it = std::ranges::find_if(all, [&](auto& k) { return k.*by == row.*by; });
@@ -96,10 +96,10 @@ std::vector<ProfileRow> Profile::kinds() const { return sums(&ProfileRow::kind);
 std::vector<ProfileRow> Profile::modules() const { return sums(&ProfileRow::module); }
 
 TimeSplit Profile::total() const {
-  watch_->settle();
+  watch_->flush_pending();
   ProfileRow sum;
   for (const ProfileRow& row : watch_->rows) add(sum, row);
-  // A GPU works on while the host writes down what it did.
+  // A GPU keeps running while the host does the profile's own work, which is excluded.
   sum.time.us = std::max(watch_->kernels_us + watch_->host_us, watch_->device_us);
   return sum.time;
 }

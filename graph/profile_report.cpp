@@ -1,4 +1,4 @@
-// What a profile found, for people, for programs, and as a trace.
+// The results of a profile as text, as JSON, and as a trace.
 #include <fmt/ranges.h>
 
 #include <unistd.h>
@@ -33,7 +33,7 @@ static std::string row_text(const ProfileRow& r, const TimeSplit& all) {
                      r.time.bound());
 }
 
-// The longest rows, under their name, and what is left of them in one.
+// A table of the `most` longest rows, and the sum of the others as its last row.
 static std::string table_text(const char* what, const std::vector<ProfileRow>& rows,
                               const TimeSplit& all, size_t most, const auto& name) {
   std::string t = fmt::format("{:>7} {:>10} {:>7} {:>10} {:>10} {:>8} {:>7}  {:<9} {}\n", "calls",
@@ -67,7 +67,7 @@ std::string limits_text(Device device, const DeviceLimits& l) {
 }
 
 std::string Profile::report(size_t most) const {
-  const Watch::Away away(*watch_);
+  const Watch::DetachGuard detached(*watch_);
   const TimeSplit all = total();
   const double kernels = kernels_us();
   std::string t;
@@ -81,7 +81,7 @@ std::string Profile::report(size_t most) const {
       percent(all.overhead_share()), percent(all.share(kernels - all.compute_us - all.memory_us)),
       percent(all.share(std::max(0.0, all.us - kernels))), all.bound());
   if (watch_->once_us > 0.01 * all.us) {
-    t += fmt::format("left out, for it is done once: {:.3f} ms of planning and building kernels\n",
+    t += fmt::format("excluded, as it is done once: {:.3f} ms of planning and building kernels\n",
                      watch_->once_us * 1e-3);
   }
   t += table_text("kind", kinds(), all, most, [](auto& r) { return r.kind; });
@@ -131,7 +131,7 @@ static Json limits_json(const std::map<DeviceType, DeviceLimits>& all) {
 }
 
 std::string Profile::json() const {
-  const Watch::Away away(*watch_);
+  const Watch::DetachGuard detached(*watch_);
   Json j = {{"total", json_of(total())},
             {"kernels_us", kernels_us()},
             {"limits", limits_json(watch_->limits)},
@@ -142,11 +142,11 @@ std::string Profile::json() const {
 }
 
 void Profile::write_trace(const std::string& path) const {
-  const Watch::Away away(*watch_);
+  const Watch::DetachGuard detached(*watch_);
   const auto text = [](const Json& j) {
     return j.dump(-1, ' ', false, Json::error_handler_t::replace);
   };
-  // Renamed once it is whole; what is no file, such as a link or /dev/stdout, is written itself.
+  // Regular files have a temporary name until complete; a link or /dev/stdout is written directly.
   std::error_code none;
   const auto there = std::filesystem::symlink_status(path, none);
   const bool renames = !std::filesystem::exists(there) || std::filesystem::is_regular_file(there);
@@ -155,7 +155,7 @@ void Profile::write_trace(const std::string& path) const {
   BRRR_CHECK(out.is_open(), "profile: {} cannot be written: {}", path, std::strerror(errno));
   out << "{\"displayTimeUnit\":\"ns\",\"otherData\":"
       << text({{"limits", limits_json(watch_->limits)}}) << ",\"traceEvents\":[";
-  // One after the other: all of them as one document would take gigabytes.
+  // Written one by one: one JSON document of all events would take gigabytes.
   const char* before = "\n";
   const auto event = [&](const std::string& name, const char* phase, Watch::Track track,
                          const Json& more) {
@@ -168,7 +168,7 @@ void Profile::write_trace(const std::string& path) const {
                                     {Watch::Modules, "modules"}}) {
     event("thread_name", "M", track, {{"args", {{"name", what}}}});
   }
-  // Neighbours of one module are one span of the last row.
+  // Consecutive kernels of one module are one span of the module track.
   double from = 0, to = 0;
   const std::string* module = nullptr;
   const auto close = [&] {
@@ -177,7 +177,7 @@ void Profile::write_trace(const std::string& path) const {
     event(place_of(*module), "X", Watch::Modules,
           {{"ts", from}, {"dur", to - from}, {"args", args}});
   };
-  // What a GPU ran is known later than what the CPU did beside it.
+  // Spans of GPU kernels were added later than the concurrent ones of the CPU.
   std::ranges::sort(watch_->spans, {}, [](const auto& s) { return std::pair(s.at_us, s.us); });
   for (const Watch::Span& s : watch_->spans) {
     const ProfileRow& r = watch_->rows[s.row];

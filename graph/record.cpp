@@ -11,8 +11,8 @@ namespace brrr::graph {
 
 namespace {
 
-/// Bytes that the host made inside the step, as an instruction; the sizes follow. Their address is
-/// dynamic, staged on every call, so they are never a constant.
+/// Attributes of the instruction that copies in bytes which the host made inside the step; sizes
+/// follow. The address is a dynamic word, set on every call, so the bytes are never a constant.
 struct HostDataAttrs {
   const void* from;
 };
@@ -56,8 +56,8 @@ Tensor Pass::host_data(const void* data, const Meta& meta) {
   return std::move(c.out[0]);
 }
 
-// A replay is of one device, so what the CPU would have to compute in it is refused: the walker
-// could run such a step, but never faster than eager mode does, and nobody would notice.
+// A replay runs on one device, so a tensor computed on the CPU inside the step is refused: the
+// walker could run such a step, but never faster than eager mode, which is easily overlooked.
 Tensor Pass::host_values(const TensorImpl& t) {
   Storage* s = t.storage;
   bool computed = false;
@@ -66,7 +66,7 @@ Tensor Pass::host_values(const TensorImpl& t) {
     computed = it == host_bytes_.end() || s->version > 0;
     if (!computed) s = it->first.impl()->storage;
   } else {
-    if (s->pass || s->lost) check_host_access("to(device)", &t);  // Says whose it is.
+    if (s->pass || s->lost) check_host_access("to(device)", &t);  // Throws, naming the tensor.
     computed = std::ranges::any_of(changes_, [&](const Change& c) { return c.storage.get() == s; });
   }
   BRRR_CHECK(!computed,
@@ -77,34 +77,34 @@ Tensor Pass::host_values(const TensorImpl& t) {
   return tensor_on(*s, t.dtype, t.size_list(), t.stride_list(), t.offset);
 }
 
-// Copies what has been verified of the expected recording; the pass goes on recording after it.
+// Copies the matched prefix of the expected recording; the pass goes on recording after it.
 void Pass::begin_recording() {
-  fresh_ = *expected_;
-  fresh_.instrs.resize(cursor());
-  fresh_.prefixes.resize(cursor());
-  fresh_.control.resize(control_.size());
-  fresh_.externals.resize(bindings_.size());
-  fresh_.survivors.clear();
-  fresh_.gradients.clear();
+  recording_ = *expected_;
+  recording_.instrs.resize(cursor());
+  recording_.prefixes.resize(cursor());
+  recording_.control.resize(control_.size());
+  recording_.externals.resize(bindings_.size());
+  recording_.survivors.clear();
+  recording_.gradients.clear();
   // Operands, values and storages are numbered by first use.
   uint32_t operands = 0, values = 0, storages = 0;
-  for (const Instr& i : fresh_.instrs) operands = i.first_out + i.n_out;
-  fresh_.operands.resize(operands);
-  for (uint32_t id : fresh_.operands) {
+  for (const Instr& i : recording_.instrs) operands = i.first_out + i.n_out;
+  recording_.operands.resize(operands);
+  for (uint32_t id : recording_.operands) {
     if (id != kNone) values = std::max(values, id + 1);
   }
-  fresh_.values.resize(values);
-  for (const Value& v : fresh_.values) storages = std::max(storages, v.storage + 1);
-  fresh_.storages.resize(storages);
+  recording_.values.resize(values);
+  for (const Value& v : recording_.values) storages = std::max(storages, v.storage + 1);
+  recording_.storages.resize(storages);
   windows_.assign(storages, {});
-  for (uint32_t id = 0; id < values; ++id) windows_[fresh_.values[id].storage].push_back(id);
-  left_ = expected_;
+  for (uint32_t id = 0; id < values; ++id) windows_[recording_.values[id].storage].push_back(id);
+  parent_ = expected_;
   resized_ = false;
   expect(nullptr);
 }
 
-// The attribute words of a call that are numbers which a replay can read anew.
-static uint16_t numbers_of(const OpCall& c) {
+// A bit mask of the attribute words that are scalars which a replay can read from control words.
+static uint16_t scalar_words(const OpCall& c) {
   if (c.op->kind != OpKind::Pointwise) {
     const auto given = std::find_if(c.in, c.in + c.n_in, [](TensorImpl* t) { return t; });
     const bool on_cpu = given != c.in + c.n_in && (*given)->device == kCPU;
@@ -119,29 +119,29 @@ static uint16_t numbers_of(const OpCall& c) {
   return words;
 }
 
-// The words of a call's numbers that have varied in the recording that the pass has left, or do now
-// and nothing else of the call: the next call may have others again, and so may those that come
-// after it.
+// A bit mask of the scalar words that vary: those that are dynamic in the recording that the pass
+// has left, and those that are the only difference of this call from it. They become dynamic, since
+// later calls may have other values again.
 uint16_t Pass::varying_words(const OpCall& c, const std::vector<uint32_t>& ids) {
-  const size_t at = fresh_.instrs.size();
-  const Instr* const e = left_ && at < left_->instrs.size() ? &left_->instrs[at] : nullptr;
+  const size_t at = recording_.instrs.size();
+  const Instr* const e = parent_ && at < parent_->instrs.size() ? &parent_->instrs[at] : nullptr;
   const bool goes_on =
       e && e->op == c.op && e->into == c.into && e->n_in == c.n_in && e->n_out == c.n_out;
-  if (!goes_on) left_ = nullptr;
+  if (!goes_on) parent_ = nullptr;
   if (!goes_on) return 0;
   bool same = true;
   for (size_t k = 0; k < ids.size() && same; ++k) {
     const TensorImpl* const t = operand(c, static_cast<int>(k));
-    const bool same_id = ids[k] == left_->operands[e->first_in + k];
-    same = same_id && (!t || left_->values[ids[k]].is_like(*t));
-    if (same_id && t) resized_ |= left_->values[ids[k]].size_list() != t->size_list();
+    const bool same_id = ids[k] == parent_->operands[e->first_in + k];
+    same = same_id && (!t || parent_->values[ids[k]].is_like(*t));
+    if (same_id && t) resized_ |= parent_->values[ids[k]].size_list() != t->size_list();
   }
-  const uint16_t numbers = e->attrs.kinds == c.attrs.kinds ? numbers_of(c) : 0;
-  if (!numbers) return 0;
+  const uint16_t scalars = e->attrs.kinds == c.attrs.kinds ? scalar_words(c) : 0;
+  if (!scalars) return 0;
   uint16_t words = e->attrs.dynamic;
-  // Where there are other sizes a number may come from one: 1 / n in the gradient of a mean.
+  // If sizes differ, a scalar may derive from a size: 1 / n in the gradient of a mean.
   if (!same || resized_) return words;
-  for (unsigned bits = numbers; bits; bits &= bits - 1) {
+  for (unsigned bits = scalars; bits; bits &= bits - 1) {
     const int w = std::countr_zero(bits);
     if (e->attrs.v[w] != c.attrs.v[w]) words |= static_cast<uint16_t>(1u << w);
   }
@@ -159,9 +159,9 @@ uint32_t Pass::add_value(DType dtype, const IntList& sizes, const IntList& strid
   v.strided = !is_contiguous(v.sizes, v.strides, v.ndim);
   v.offset = offset;
   v.numel = numel_of(sizes);
-  const auto id = static_cast<uint32_t>(fresh_.values.size());
-  fresh_.values.push_back(v);
-  windows_.resize(fresh_.storages.size());
+  const auto id = static_cast<uint32_t>(recording_.values.size());
+  recording_.values.push_back(v);
+  windows_.resize(recording_.storages.size());
   windows_[storage].push_back(id);
   return id;
 }
@@ -173,14 +173,14 @@ uint32_t Pass::operand_id(const TensorImpl* t) {
   if (number == kNone) {
     number = static_cast<uint32_t>(bindings_.size());
     bind(*t, 0);
-    fresh_.externals.push_back(static_cast<uint32_t>(fresh_.storages.size()));
-    fresh_.storages.push_back({Origin::External, t->device, t->storage->bytes, number});
+    recording_.externals.push_back(static_cast<uint32_t>(recording_.storages.size()));
+    recording_.storages.push_back({Origin::External, t->device, t->storage->bytes, number});
   }
-  const uint32_t storage = fresh_.externals[number];
+  const uint32_t storage = recording_.externals[number];
   const int64_t offset = t->offset - bindings_[number].base;
-  windows_.resize(fresh_.storages.size());
+  windows_.resize(recording_.storages.size());
   for (uint32_t id : windows_[storage]) {
-    const Value& v = fresh_.values[id];
+    const Value& v = recording_.values[id];
     if (v.offset == offset && v.is_like(*t)) return id;
   }
   return add_value(t->dtype, t->size_list(), t->stride_list(), offset, storage);
@@ -200,9 +200,9 @@ void Pass::record(OpCall& c) {
   i.op = c.op;
   i.n_out = c.n_out;
   i.into = c.into;
-  i.path = path_id(fresh_.paths);
+  i.path = path_id(recording_.paths);
   i.attrs = c.attrs;
-  const auto index = static_cast<uint32_t>(fresh_.instrs.size());
+  const auto index = static_cast<uint32_t>(recording_.instrs.size());
   std::vector<uint32_t> ids;
   for (int k = 0; k < c.n_in; ++k) ids.push_back(operand_id(c.in[k]));
   for (int k = 0; c.into && k < c.n_out; ++k) ids.push_back(operand_id(c.out[k].impl()));
@@ -212,32 +212,32 @@ void Pass::record(OpCall& c) {
     uint32_t storage;
     int64_t offset = 0;
     if (m.alias >= 0) {
-      storage = fresh_.values[ids[static_cast<size_t>(m.alias)]].storage;
-      const StorageInfo& info = fresh_.storages[storage];
+      storage = recording_.values[ids[static_cast<size_t>(m.alias)]].storage;
+      const StorageInfo& info = recording_.storages[storage];
       offset = m.offset - (info.origin == Origin::External ? bindings_[info.maker].base : 0);
     } else {
-      storage = static_cast<uint32_t>(fresh_.storages.size());
+      storage = static_cast<uint32_t>(recording_.storages.size());
       const size_t bytes = static_cast<size_t>(numel_of(m.sizes)) * itemsize(m.dtype);
-      fresh_.storages.push_back({Origin::Internal, m.device, bytes, index});
+      recording_.storages.push_back({Origin::Internal, m.device, bytes, index});
     }
     ids.push_back(add_value(
         m.dtype, m.sizes, m.alias >= 0 ? m.strides : contiguous_strides(m.sizes), offset, storage));
   }
-  fresh_.put_operands(i, static_cast<size_t>(c.n_in), ids);
+  recording_.put_operands(i, static_cast<size_t>(c.n_in), ids);
   i.control = static_cast<uint32_t>(control_.size());
-  note_control(i, c);
+  record_control(i, c);
   for (size_t k = i.control; k < control_.size(); ++k) {
     const ControlCell* const cell = effects_.cells[k].get();
     const bool draw = cell && cell->kind == ControlCell::RngDraw;
-    fresh_.control.push_back(draw ? control_[k] - static_cast<int64_t>(rng_before_.draw) : 0);
+    recording_.control.push_back(draw ? control_[k] - static_cast<int64_t>(rng_before_.draw) : 0);
   }
-  make_placeholders(fresh_, i, index, c);
-  fresh_.instrs.push_back(i);
+  make_placeholders(recording_, i, index, c);
+  recording_.instrs.push_back(i);
   static std::atomic<uint64_t> prefixes{0};
-  fresh_.prefixes.push_back(++prefixes);
+  recording_.prefixes.push_back(++prefixes);
 }
 
-// --- words for people ----------------------------------------------------------------------------
+// --- messages ------------------------------------------------------------------------------------
 
 static std::string describe_operand(const Recording& r, uint32_t id, const TensorImpl* t) {
   const std::string found = t ? brrr::describe(t) : "a scalar";
@@ -258,21 +258,21 @@ static std::string describe_operand(const Recording& r, uint32_t id, const Tenso
   return "expected " + expected + ", found " + found;
 }
 
-// What a word was, and what it is in the call. Numbers say what they are; of other words those are
-// the bits of a double that would be huge as integers.
+// The recorded and the called value of an attribute word. Scalars have a kind that says whether
+// they are floating; other words that would be huge as integers are taken for the bits of a double.
 static std::string describe_word(const Attrs& was, const OpCall& c, int word) {
   const auto is_huge = [&](int64_t v) { return v >> 52 != 0 && v >> 52 != -1; };
   bool real = is_huge(was.v[word]) || is_huge(c.attrs.v[word]);
   std::string what = fmt::format("attribute {}", word);
-  int numbers = 0;
+  int scalars = 0;
   for (int i = 0; i < c.n_in && c.op->kind == OpKind::Pointwise; ++i) {
-    if (!c.attrs.kind(i) || numbers++ != word) continue;
+    if (!c.attrs.kind(i) || scalars++ != word) continue;
     what = "scalar";
     real = c.attrs.kind(i) == 3;
   }
-  // Where all operands are numbers the sizes follow them.
-  if (numbers == c.n_in && word >= numbers && numbers > 0) {
-    what = fmt::format("size {}", word - numbers);
+  // If all operands are scalars, the sizes follow them.
+  if (scalars == c.n_in && word >= scalars && scalars > 0) {
+    what = fmt::format("size {}", word - scalars);
   }
   const auto text = [&](const Attrs& a) {
     return real ? fmt::format("{}", a.d(word)) : fmt::format("{}", a.v[word]);
@@ -286,7 +286,7 @@ std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const 
     return c ? fmt::format(
                    "length differs: the recording ends after {} ops, this call goes on with {}", at,
                    c->op->name)
-             : "results differs: other tensors outlive the step than when it was recorded";
+             : "results differ: other tensors outlive the step than when it was recorded";
   }
   const Instr& e = expected_->instrs[at];
   const std::string path = shown(expected_->paths[e.path], SIZE_MAX);
@@ -298,25 +298,24 @@ std::string Pass::describe_difference(const OpCall* c, const Mismatch& m) const 
       return fmt::format("op differs: {}: found {}{} instead", where, c->op->name,
                          c->into ? "_" : "");
     case Mismatch::Results:
-      return fmt::format("op differs: {}: {} results were wanted, now {}", where, e.n_out,
-                         c->n_out);
+      return fmt::format("op differs: {}: expected {} results, found {}", where, e.n_out, c->n_out);
     case Mismatch::Word:
       return fmt::format("attribute {} differs: {}: {}", m.at, where,
                          describe_word(e.attrs, *c, m.at));
     case Mismatch::Operand:
-    case Mismatch::OfItsShape: {
+    case Mismatch::SameShape: {
       const std::string role = m.at < c->n_in ? fmt::format("operand {}", m.at)
                                               : fmt::format("destination {}", m.at - c->n_in);
       return fmt::format("{} differs: {}, {}: {}", role, where, role,
                          describe_operand(*expected_, expected_->all(e)[m.at], operand(*c, m.at)));
     }
     default:
-      return fmt::format("attributes differs: {}: other attributes", where);
+      return fmt::format("attributes differ: {}", where);
   }
 }
 
-// Keeps it, if this candidate is closer than those before it.
-void Pass::note_difference(const OpCall* c) {
+// Keeps the difference if this candidate is closer than those before it.
+void Pass::keep_closest_difference(const OpCall* c) {
   const size_t at = cursor();
   const Instr* const e = c && at < expected_->instrs.size() ? &expected_->instrs[at] : nullptr;
   const Mismatch m = e ? mismatch(*e, *c) : Mismatch{};

@@ -43,12 +43,12 @@ Tensor placeholder(const Value& v, uint32_t id, Storage* storage) {
   return Tensor(Ref<TensorImpl>::adopt(t));
 }
 
-// The blocks are copied from objects that the ordinary constructors have made.
+// Copies the bytes of a storage and a tensor that the ordinary constructors have made.
 static void make_cue(const Recording& r, const Instr& i, uint32_t index, Cue& cue) {
-  // What has no operand in memory says on which device it is made, which no cue compares.
+  // A call without tensor operands has its device as an attribute, which no cue compares.
   const bool made = !i.into && std::ranges::count(r.in(i), kNone) == i.n_in;
-  // No cue compares the number of results: ops that may have others get none, nor do views, whose
-  // memory is not their own (split and unbind, below).
+  // No cue compares the number of results: ops in which it varies get no cue, nor do views, whose
+  // memory is not their own (checked below; split and unbind are such views).
   if (i.n_out != 1 || i.op->n_out != 1 || i.n_in == 0 || made || i.n_in > Cue::kOperands ||
       i.attrs.dynamic || i.attrs.n > Cue::kWords) {
     return;

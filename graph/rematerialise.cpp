@@ -1,8 +1,8 @@
-// Which values are not worth keeping. Both ways decide by the schedule of the step as it is, where
-// what passes in registers is known, and look at what became of it: a change that does not pay is
-// dropped. A value is computed anew by the same instructions on the same operands, so its bits are
-// the same. Memory is saved as StepOptions::memory_budget asks; without one large values go for
-// next to no time, which less traffic between the caches gives back.
+// Rematerialisation: recomputes values to move fewer bytes or to save memory. Both choose by the
+// schedule of the unchanged step, where it is known which values pass in registers, and check the
+// new schedule: a change that does not pay is dropped. Values are recomputed by the same
+// instructions on the same operands, so bits stay the same. Memory is saved to meet memory_budget;
+// without one, large values go if that costs next to no time, which less cache traffic gives back.
 #include "graph/rematerialise.h"
 
 #include "graph/chooser.h"
@@ -10,23 +10,24 @@
 
 namespace brrr::graph {
 
-static double moved(const Recording& r, const Schedule& s) {
+static double bytes_moved(const Recording& r, const Schedule& s) {
   double bytes = 0;
-  for (const Group& g : s.groups) bytes += g.fused ? group_bytes(r, s, g) : bytes_apart(r, g);
+  for (const Group& g : s.groups)
+    bytes += g.fused ? group_bytes(r, s, g) : group_bytes_unfused(r, g);
   return bytes;
 }
 
-// Kernels, bytes moved, memory.
-static bool takes_no_more(const Recording& r, const Rematerialised& a, const Rematerialised& b) {
+// Whether a has no more kernels, bytes moved and memory than b.
+static bool costs_no_more(const Recording& r, const Rematerialised& a, const Rematerialised& b) {
   return a.schedule.groups.size() <= b.schedule.groups.size() &&
-         moved(a.of(r), a.schedule) <= moved(b.of(r), b.schedule) &&
+         bytes_moved(a.of(r), a.schedule) <= bytes_moved(b.of(r), b.schedule) &&
          plan_memory(a.of(r), a.schedule).arena_bytes <=
              plan_memory(b.of(r), b.schedule).arena_bytes;
 }
 
-constexpr int kMostInVain = 8;   // Rounds without a gain.
-constexpr size_t kMostWork = 2;  // Times the step's instructions that may run again.
-// Of a step's cost, and of its kernels, that memory is worth where nobody asked for it.
+constexpr int kMostInVain = 8;   // Consecutive rounds without a gain.
+constexpr size_t kMostWork = 2;  // Repeated instructions at most, as a multiple of the step's.
+// Without a budget: the part of a step's cost that may be spent, and its kernels per added kernel.
 constexpr double kNextToNothing = 1.0 / 128;
 constexpr size_t kKernelsForOneMore = 24;
 
@@ -36,11 +37,11 @@ static size_t repeated(const Recording& r) {
   return n;
 }
 
-// Makes values anew until the arena has `budget` bytes, or nothing more may be dropped.
+// Drops and recomputes values until the arena fits into `budget`, or nothing more may be dropped.
 static void save_memory(const Recording& r, Rematerialised& out, size_t budget, Allowance may,
                         const auto& changed) {
-  Rematerialised now = out;   // Not less may lead to less: several groups are as full.
-  std::set<uint32_t> banned;  // Tried before. Storages keep their numbers.
+  Rematerialised now = out;   // May be no better than `out`: several groups may be at the peak.
+  std::set<uint32_t> banned;  // Storages tried before; they keep their numbers.
   int in_vain = 0;
   while (out.arena > budget && in_vain < kMostInVain) {
     const auto excess = static_cast<int64_t>(now.arena - budget);
@@ -65,19 +66,19 @@ static void save_memory(const Recording& r, Rematerialised& out, size_t budget, 
 size_t budget_bytes(const StepOptions& options, size_t arena) {
   const double n = options.memory_budget;
   const double bytes = n < 1 ? n * static_cast<double>(arena) : n;
-  return static_cast<size_t>(std::min(bytes, 0x1p62));  // More than that is no integer.
+  return static_cast<size_t>(std::min(bytes, 0x1p62));  // Larger doubles might not fit size_t.
 }
 
-Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& options,
+Rematerialised rematerialise(const Recording& original, const StepOptions& options,
                              const Target& target) {
-  const std::shared_ptr<const Recording> joined = options.fuse ? write_joined(as_it_is) : nullptr;
-  const Recording& r = joined ? *joined : as_it_is;
+  const std::shared_ptr<const Recording> elided = options.fuse ? elide_cats(original) : nullptr;
+  const Recording& r = elided ? *elided : original;
   const auto scheduled = [&](const Recording& of) {
     Schedule s = make_schedule(of, options.fuse, target);
     s.fast = options.numerics == Numerics::Fast;
     return s;
   };
-  Rematerialised out{.recording = joined, .schedule = scheduled(r)};
+  Rematerialised out{.recording = elided, .schedule = scheduled(r)};
   const auto changed = [&](const Rematerialised& a, const Lists& lists) {
     Rematerialised b = a;
     b.recording = rewrite(a.of(r), lists);
@@ -89,7 +90,7 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
       const Lists lists = fewer_bytes(a.of(r), a.schedule);
       if (lists.empty()) return a;
       Rematerialised b = changed(a, lists);
-      b.bytes = moved(a.of(r), a.schedule) - moved(*b.recording, b.schedule);
+      b.bytes = bytes_moved(a.of(r), a.schedule) - bytes_moved(*b.recording, b.schedule);
       const bool more = b.schedule.groups.size() > a.schedule.groups.size();
       return b.bytes > 0 && !more ? b : a;
     };
@@ -100,7 +101,7 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
       ahead.ahead = ahead.recording->instrs.size() - r.instrs.size();
       ahead.schedule = scheduled(*ahead.recording);
       ahead = with_fewer_bytes(std::move(ahead));
-      if (takes_no_more(r, ahead, out)) out = std::move(ahead);
+      if (costs_no_more(r, ahead, out)) out = std::move(ahead);
     }
   }
   const bool asked = options.memory_budget > 0;
@@ -114,8 +115,8 @@ Rematerialised rematerialise(const Recording& as_it_is, const StepOptions& optio
     save_memory(r, out, budget_bytes(options, out.arena), may, changed);
   }
   out.instrs = out.recording ? repeated(*out.recording) : 0;
-  if (target.lays_rows && options.fuse) {
-    if (auto laid = lay_rows(out.of(r), out.schedule)) out.recording = std::move(laid);
+  if (target.pads_rows && options.fuse) {
+    if (auto padded = pad_rows(out.of(r), out.schedule)) out.recording = std::move(padded);
   }
   return out;
 }

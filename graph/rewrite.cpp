@@ -1,4 +1,4 @@
-// Makes values once more where a list says so, and checks that nothing else changes.
+// Repeats instructions as lists of Recomputed say, and checks that nothing else changes.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -22,14 +22,14 @@ class Rewriter {
     std::vector<Copies> copies(lists.size());
     for (uint32_t at = 0; at < r_.instrs.size(); ++at) {
       for (size_t k = 0; k < lists.size(); ++k) {
-        for (const Anew& a : lists[k]) {
+        for (const Recomputed& a : lists[k]) {
           if (a.before != at) continue;
           for (uint32_t again : a.instrs) repeat(again, copies[k]);
         }
       }
       add(r_.instrs[at], at, !r_.again.empty() && r_.again[at]);
       for (size_t k = 0; k < lists.size(); ++k) {
-        for (const Anew& a : lists[k]) {
+        for (const Recomputed& a : lists[k]) {
           if (!std::ranges::binary_search(a.users, at)) continue;
           replace_operands(out_->instrs.back(), [&](uint32_t value, bool made) {
             const bool anew = !made && out_->values[value].storage == a.storage;
@@ -45,8 +45,8 @@ class Rewriter {
 
  private:
   struct Copies {
-    std::map<uint32_t, uint32_t> storages;  // To the copy's.
-    std::set<uint32_t> instrs;
+    std::map<uint32_t, uint32_t> storages;  // From each storage to its copy.
+    std::set<uint32_t> instrs;              // Those that have been repeated.
   };
 
   void add(const Instr& i, uint32_t from, bool again) {
@@ -55,7 +55,7 @@ class Rewriter {
     from_.push_back(from);
   }
 
-  // The value in a storage's copy.
+  // The value on the copy of its storage.
   uint32_t copy_of(uint32_t value, const Copies& copies) {
     Value v = out_->values[value];
     v.storage = copies.storages.at(v.storage);
@@ -85,11 +85,11 @@ class Rewriter {
     add(i, at, true);
   }
 
-  // What its tensor operands hold when an instruction of the recording runs: each write makes a new
-  // content of its storage, named after `original`, which `contents` has by storage. A
-  // destination's counts as read.
-  static std::vector<uint64_t> step(const Recording& r, uint32_t at, uint32_t original,
-                                    std::vector<uint64_t>& contents) {
+  // Executes an instruction symbolically: returns the ids of the contents that it reads, in-place
+  // destinations included. `contents` has an id by storage; each write sets a new one, derived from
+  // `original`, the instruction's number before rewriting.
+  static std::vector<uint64_t> execute(const Recording& r, uint32_t at, uint32_t original,
+                                       std::vector<uint64_t>& contents) {
     std::vector<uint64_t> seen;
     if (!r.live[at]) return seen;
     const Instr& i = r.instrs[at];
@@ -103,22 +103,22 @@ class Rewriter {
     return seen;
   }
 
-  // Every instruction sees what it saw before, one that is repeated what the first one saw, and the
-  // step leaves the same behind.
+  // Every instruction must read the contents that it read before, a repeated one those that the
+  // original read, and lasting storages must end with the same contents.
   void check() const {
     std::vector<uint64_t> now(out_->storages.size());
     std::iota(now.begin(), now.end(), uint64_t{0});
     std::vector<uint64_t> before = now;
     std::vector<std::vector<uint64_t>> saw;
-    for (uint32_t at = 0; at < r_.instrs.size(); ++at) saw.push_back(step(r_, at, at, before));
+    for (uint32_t at = 0; at < r_.instrs.size(); ++at) saw.push_back(execute(r_, at, at, before));
     for (uint32_t at = 0; at < out_->instrs.size(); ++at) {
       const uint32_t from = from_[at];
-      BRRR_CHECK(!out_->live[at] || step(*out_, at, from, now) == saw[from],
-                 "graph: {}, made anew, would see other values", r_.describe(r_.instrs[from]));
+      BRRR_CHECK(!out_->live[at] || execute(*out_, at, from, now) == saw[from],
+                 "graph: {}, recomputed, would read other values", r_.describe(r_.instrs[from]));
     }
     for (uint32_t st = 0; st < r_.storages.size(); ++st) {
-      BRRR_CHECK(!r_.lasting[st] || before[st] == now[st], "graph: storage {} would end otherwise",
-                 st);
+      BRRR_CHECK(!r_.lasting[st] || before[st] == now[st],
+                 "graph: storage {} would end with other contents", st);
     }
   }
 

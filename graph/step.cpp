@@ -1,4 +1,4 @@
-// Calls of a step: which entry serves them, and how.
+// Calls of a step: which entry serves a call, and whether by replay or by the walker.
 #include "graph/step.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ StepCore::StepCore(StepOptions options) : options_(options) {
   BRRR_CHECK(options.verify_every == 0 || options.numerics == Numerics::Strict,
              "step: verify_every compares bits, which Numerics::Fast does not keep; use Strict");
   BRRR_CHECK(options.memory_budget >= 0 && std::isfinite(options.memory_budget),
-             "step: memory_budget is {}; give a part below 1, bytes, or 0 for none",
+             "step: memory_budget is {}; give a fraction below 1, bytes, or 0 for none",
              options.memory_budget);
   BRRR_CHECK(options.verify_every >= 0, "step: verify_every is {}; give 0 for never",
              options.verify_every);
@@ -31,15 +31,15 @@ std::unique_ptr<Session> StepCore::open_session(size_t arguments) {
   auto s = std::move(sessions_.back());
   sessions_.pop_back();
   ++stats_.calls;
-  new_calls_ = std::max<int64_t>(0, new_calls_ - 1);
+  recording_debt_ = std::max<int64_t>(0, recording_debt_ - 1);
   s->entries = entries_;
   s->candidates.clear();
   for (const auto& e : s->entries) s->candidates.push_back(&e->recording);
   s->results.clear();
   s->replaced.clear();
   s->transient = false;
-  // To be known before the call: what the function writes behind our back shows only against what
-  // was there before. At 1 a recording that is yet to be made is due, too.
+  // Must be known before the call: writes of the function other than by ops are detected by
+  // comparing with earlier copies. At 1 a recording that is yet to be made is due, too.
   s->watch = options_.verify_every &&
              (options_.verify_every == 1 ||
               std::ranges::any_of(entries_, [&](const auto& e) { return verification_due(*e); }));
@@ -51,9 +51,9 @@ void StepCore::close_session(std::unique_ptr<Session> s) {
   sessions_.push_back(std::move(s));
 }
 
-// What the last call used, kept for freeze(), would be in the way of this one's memory.
-// Released without the lock: memory that somebody else owns may call back.
-void StepCore::forget_last(Session& s) {
+// The tensors of the last call, kept for freeze(), would occupy memory during this one.
+// Released without the lock: a deleter of foreign memory may call back.
+void StepCore::release_last_call(Session& s) {
   {
     std::lock_guard lock(mutex_);
     if (is_frozen_) return;
@@ -83,7 +83,7 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
   results.clear();
   auto s = open_session(n);
   bool played = false;
-  std::shared_ptr<Entry> e;  // Outlives its plan's report, whoever evicts it meanwhile.
+  std::shared_ptr<Entry> e;  // Keeps the plan alive for report_faults(), even if evicted meanwhile.
   try {
     e = play(*s, args, n, results);
     played = e != nullptr;
@@ -92,7 +92,7 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
       s->pass.commit();
       s->pass.release(nullptr);
     } else {
-      forget_last(*s);
+      release_last_call(*s);
       const auto begin = Clock::now();
       s->pass.begin(s->candidates, s->watch);
       {
@@ -100,8 +100,8 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
         body(ctx, s->results);
       }
       e = find_entry(*s, seconds_since(begin));
-      check_unwritten(e->recording, s->pass);
-      s->pass.note_effects();
+      check_foreign_writes(e->recording, s->pass);
+      s->pass.collect_effects();
       execute(*e, *s);
       s->pass.commit();
       try {
@@ -109,7 +109,7 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
       } catch (const std::bad_alloc&) {  // The step is done.
         s->pass.release(nullptr);
         std::lock_guard lock(mutex_);
-        last_.refusal = "there was no memory to note what it did; call it once more";
+        last_.refusal = "out of memory while recording its effects; call it once more";
       }
     }
   } catch (...) {
@@ -124,7 +124,7 @@ std::vector<Tensor>* StepCore::run(const Tensor* const* args, size_t n,
   return played ? &results : nullptr;
 }
 
-// The entry of this call: a verified one, or a new one.
+// The entry of this call: the one that matched, or a new one.
 std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   const int match = s.pass.finish();
   std::lock_guard lock(mutex_);
@@ -140,14 +140,14 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   auto e = std::make_shared<Entry>();
   e->recording = std::move(s.pass.recording());
   s.pass.moved_to(e->recording);
-  s.entries.push_back(e);  // Outlives an abort, even if nothing else keeps it.
+  s.entries.push_back(e);  // Keeps it alive during an abort, even if nothing else does.
   s.transient = !entries_.empty() && options_.on_new_entry == Policy::Eager;
   if (!why.empty()) stats_.last_difference = why;
-  if (s.transient) return e;  // And forget it: it is told as a fallback.
+  if (s.transient) return e;  // Not kept; reported as a fallback.
   ++stats_.recordings;
   stats_.record_seconds += seconds;
-  if (!why.empty() && log_.size() < 64) log("new recording: " + why);  // Warnings have room left.
-  if ((new_calls_ += 9) >= 16 * int64_t{options_.max_entries}) {
+  if (!why.empty() && log_.size() < 64) log("new recording: " + why);  // Leaves room for warnings.
+  if ((recording_debt_ += 9) >= 16 * int64_t{options_.max_entries}) {
     warn(
         "lately, more than every ninth call made a recording, which takes longer than many eager "
         "calls; fewer shapes, a larger max_entries or Mode::Eager would help");
@@ -160,7 +160,7 @@ std::shared_ptr<Entry> StepCore::find_entry(Session& s, double seconds) {
   return e;
 }
 
-// Whether the line is new.
+// Returns whether the line is new.
 bool StepCore::log(const std::string& line) {
   if (log_.size() >= 128 || std::ranges::find(log_, line) != log_.end()) return false;
   log_.push_back(line);
@@ -187,7 +187,7 @@ void StepCore::build(Entry& e, const Session& s) {
     e.plan = Plan::make(e.recording, options_, s.replaced);
     e.built = e.plan.get();
     if (options_.mode != Mode::Auto) e.unfused.reset();
-  } catch (const std::exception& error) {  // Of the system's, too: the walker needs no kernels.
+  } catch (const std::exception& error) {  // System errors, too: the walker needs no kernels.
     e.failure = error.what();
   }
   if (context.observer) context.observer->resume();
@@ -202,7 +202,7 @@ void StepCore::build(Entry& e, const Session& s) {
 }
 
 // Whether this call is a replay. Kernels are built on an entry's second call, because many entries
-// never see one.
+// never get one.
 bool StepCore::choose_plan(Entry& e, const Session& s) {
   if (options_.check_numerics) return false;
   if (s.transient) {
@@ -210,7 +210,7 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
               s.pass.difference());
     return false;
   }
-  // What failed once may have lacked memory: it is tried again, ever more rarely.
+  // A failed build may have lacked memory: it is retried, at call counts that grow fourfold.
   const uint64_t due = e.failure.empty() ? !options_.build_at_first_call : e.retry_at;
   if (!e.plan && e.calls >= due) build(e, s);
   if (!e.failure.empty()) {
@@ -219,22 +219,22 @@ bool StepCore::choose_plan(Entry& e, const Session& s) {
   }
   if (!e.plan) return false;
   if (options_.mode != Mode::Auto) return true;
-  return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefers_walk();
+  return e.trials < kAutoTrials ? e.trials % 2 == 0 : !e.prefers_eager();
 }
 
 static void replay(Plan& plan, Session& s) {
   plan.run({s.pass.bindings(), s.pass.control().data(), s.survivors.data(), s.replaced});
 }
 
-// Without kernels of the entry's own: in planned memory where it can be, so that a first call needs
-// no more of it than eager mode; else by the walker.
-void StepCore::walk_ops(Entry& e, Session& s, bool shared) {
+// Runs op by op, without generated kernels: in planned memory where possible, so that a first call
+// needs no more memory than eager mode; else by the walker.
+void StepCore::run_unfused(Entry& e, Session& s, bool shared) {
   const bool planned = !shared && !options_.check_numerics;
   if (planned && !e.unfused) e.unfused = Plan::make_unfused(e.recording, options_);
   if (planned && e.unfused) return replay(*e.unfused, s);
   std::optional<CheckNumericsGuard> check;
   if (options_.check_numerics) check.emplace();
-  // A first call, which takes its time anyway, needs no more device memory than eager mode.
+  // A first call, slow anyway, keeps undo copies on the host, to need no more memory than eager.
   const bool aside = e.calls == 0 && !s.transient;
   auto made = walk(e.recording, s.pass.bindings(), s.pass.control(), aside);
   for (size_t k = 0; k < made.size(); ++k) {
@@ -250,15 +250,15 @@ void StepCore::execute(Entry& e, Session& s) {
   for (uint32_t st : r.survivors) s.survivors.push_back(s.pass.live(st));
   s.pass.find_replaced(s.replaced);
   const bool shared = share_memory(s.pass.bindings());
-  if (shared) {  // A plan orders what it does by storages.
+  if (shared) {  // A plan finds dependences by storage.
     fall_back(
-        "two tensors from outside the step lie in the same memory (from_blob without a copy); make "
+        "two tensors from outside the step overlap in memory (from_blob without a copy); make "
         "one a view of the other");
   }
   const bool by_plan = !shared && choose_plan(e, s);
   const bool trial = options_.mode == Mode::Auto && e.plan && e.trials < kAutoTrials &&
-                     !context.observer;  // Who looks on takes time.
-  // What a GPU has queued before is not to be counted, what is queued now is to be waited for.
+                     !context.observer;  // An observer takes time.
+  // Exclude work that a GPU has queued before, include all that this call queues.
   auto time = [&] {
     if (trial) backend(e.plan->device().type).synchronize();
     return trial ? Clock::now() : Clock::time_point();
@@ -269,18 +269,18 @@ void StepCore::execute(Entry& e, Session& s) {
     ++e.replays;
     verifies ? verify(e, s) : replay(*e.plan, s);
   } else {
-    walk_ops(e, s, shared);
+    run_unfused(e, s, shared);
   }
   if (trial) {
     double& best = by_plan ? e.replay_seconds : e.walk_seconds;
     const double now = std::chrono::duration<double>(time() - begin).count();
     best = best == 0 ? now : std::min(best, now);
-    if (++e.trials == kAutoTrials && !e.prefers_walk()) e.unfused.reset();
+    if (++e.trials == kAutoTrials && !e.prefers_eager()) e.unfused.reset();
   }
   ++e.calls;
   s.plan = e.plan.get();
   std::lock_guard for_all(mutex_);
-  // A call that was watched for nothing, because the walker served it, is not watched again soon.
+  // Also after a watched call that the walker served: it is not watched again soon.
   e.turn = due || verifies ? 1 : e.turn + by_plan;
   stats_.replays += by_plan;
   stats_.ops_per_replay = r.instrs.size();
@@ -291,14 +291,14 @@ void StepCore::execute(Entry& e, Session& s) {
   stats_.arena_bytes = m.arena_bytes;
   stats_.lower_bound_bytes = m.lower_bound_bytes;
   stats_.in_place = m.in_place;
-  stats_.made_anew = e.plan->rematerialised().instrs;
+  stats_.rematerialised = e.plan->rematerialised().instrs;
   stats_.in_place_candidates = m.in_place_candidates;
   const ReplayCounts& c = e.plan->counts();
   stats_.launches_per_replay = c.launches;
   stats_.capture_seconds = c.capture_seconds;
 }
 
-// --- the rest of the face ------------------------------------------------------------------------
+// --- the rest of the public interface ------------------------------------------------------------
 
 StepStats StepCore::stats() {
   std::lock_guard lock(mutex_);
@@ -326,7 +326,7 @@ Tensor StepCore::input(int index, const IntList& sizes, DType dtype, Device devi
     return inputs_.back().second;
   }
   inputs_.emplace_back(index, zeros(sizes, dtype, device));
-  // As many as there may be recordings: the argument's oldest goes.
+  // At most as many as there may be recordings: drop the argument's oldest.
   const auto same = [&](const auto& slot) { return slot.first == index; };
   const bool full = std::ranges::count_if(inputs_, same) > options_.max_entries;
   if (full) inputs_.erase(std::ranges::find_if(inputs_, same));

@@ -1,6 +1,7 @@
-// Which neighbours may be run part by part. What several of them touch has to be cut alike: of a
-// storage that one of them writes, part p of every operand lies in the p-th of so many equal pieces
-// of it. What is only read is free, and so is a result over all rows that no other of them sees.
+// Finds strips: neighbouring groups that can run part by part. Storages that several of them use
+// are cut alike: if one of them writes a storage, part p of every operand on it lies in the p-th of
+// equal pieces. Exempt are storages that are only read, and a result over all rows that no other
+// group of the strip uses.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -24,11 +25,11 @@ std::pair<uint32_t, uint32_t> Schedule::stay(const Recording& r, uint32_t storag
 
 namespace {
 
-// Parts beyond what the largest kernel asks for, to find a number that divides more of them.
-constexpr int64_t kMore = 4, kMostParts = 256;
+// Tries up to kPartsTried times the parts that the largest kernel needs: some divide more kernels.
+constexpr int64_t kPartsTried = 4, kMostParts = 256;
 
-// What a kernel has in memory: a window on a storage. Part p of it is the p-th share of dim `cut`;
-// below 0 (Cut) there are no parts of it.
+// A window on a storage that a kernel accesses. Part p of it is the p-th slice of dim `cut`; a
+// negative `cut` (Cut) means that it is not divided.
 struct Reach {
   uint32_t storage;
   bool write;
@@ -37,35 +38,35 @@ struct Reach {
   int cut;
 };
 
-class Finder {
+class StripFinder {
  public:
-  Finder(const Recording& r, Schedule& s) : r_(r), s_(s) {
+  StripFinder(const Recording& r, Schedule& s) : r_(r), s_(s) {
     for (uint32_t g = 0; g < s.groups.size(); ++g) {
       kernels_.push_back(kernel(s.groups[g]));
       const auto all = reach(g, 1);
-      if (!all || shared_out(*all) <= largest_bytes_) continue;
+      if (!all || divided_bytes(*all) <= largest_bytes_) continue;
       largest_ = g;
-      largest_bytes_ = shared_out(*all);
+      largest_bytes_ = divided_bytes(*all);
     }
   }
 
   void run(int64_t part_bytes) {
-    // Somewhat larger parts beat a strip of half as many kernels.
-    Found best;
+    // Worth: bytes saved, less for larger parts. Somewhat larger ones beat half as many kernels.
+    Candidate best;
     double most = 0;
     const int64_t wanted = (largest_bytes_ + part_bytes - 1) / part_bytes;
-    const int64_t most_parts = wanted > 1 ? std::min(kMore * wanted, kMostParts) : 0;
+    const int64_t most_parts = wanted > 1 ? std::min(kPartsTried * wanted, kMostParts) : 0;
     for (int64_t parts = 2; parts <= most_parts; ++parts) {
       if (!reach(largest_, parts)) continue;
-      Found found = strips(parts);
+      Candidate candidate = strips(parts);
       const double large = static_cast<double>(wanted) / static_cast<double>(parts);
-      const double worth = found.bytes / std::max(1.0, large);
-      if (worth > most) most = worth, best = std::move(found);
+      const double worth = candidate.bytes / std::max(1.0, large);
+      if (worth > most) most = worth, best = std::move(candidate);
     }
     if (best.strips.all.empty()) return;
-    // Halves of these, if what each part needs beside its own, weights as a rule, is little.
-    Found halves = strips(2 * best.strips.all[0].parts);
-    if (halves.bytes >= best.bytes && 8 * halves.common <= halves.own) best = std::move(halves);
+    // Halve the parts if what each reads in full, mostly weights, is at most an eighth of its own.
+    Candidate halves = strips(2 * best.strips.all[0].parts);
+    if (halves.bytes >= best.bytes && 8 * halves.full_bytes <= halves.own) best = std::move(halves);
     s_.reorder(best.order);
     s_.strips = std::move(best.strips);
     for (const Strip& strip : s_.strips.all) {
@@ -77,23 +78,23 @@ class Finder {
 
  private:
   struct Kernel {
-    std::vector<Reach> reach;                     // Of a generated one.
-    int64_t extent = 0;                           // Of its launch; 0: it cannot be cut.
-    std::unique_ptr<LibraryCall> call = nullptr;  // Of the library's, that can be cut.
-    std::map<uint32_t, bool> touched = {};        // Storages, and whether they are written.
+    std::vector<Reach> reach;                     // Of a generated kernel.
+    int64_t extent = 0;                           // Of a generated kernel; 0: it cannot be cut.
+    std::unique_ptr<LibraryCall> call = nullptr;  // Of a library kernel that can be cut.
+    std::map<uint32_t, bool> touched = {};        // Storages used, and whether they are written.
     std::vector<uint32_t> checked = {};           // Storages of values that are checked.
-    bool quiet = true;                            // It does no more than its results.
+    bool no_side_effects = true;                  // No value checks, no communication.
     bool writes_external = false;
   };
 
-  // Bytes of which each part has its share.
-  static int64_t shared_out(const std::vector<Reach>& all) {
+  // Bytes that are divided among the parts.
+  static int64_t divided_bytes(const std::vector<Reach>& all) {
     int64_t bytes = 0;
     for (const Reach& x : all) bytes += x.cut >= 0 ? numel_of(x.sizes) * x.item : 0;
     return bytes;
   }
-  // Bytes that every part needs.
-  static int64_t common(const std::vector<Reach>& all) {
+  // Bytes that every part reads in full.
+  static int64_t full_bytes(const std::vector<Reach>& all) {
     int64_t bytes = 0;
     for (const Reach& x : all) {
       int64_t own = x.cut < 0 ? x.item : 0;
@@ -110,7 +111,7 @@ class Finder {
       r_.each_operand(
           i, [&](uint32_t value, bool write) { k.touched[r_.value(value).storage] |= write; });
       k.writes_external |= writes_external(r_, i);
-      k.quiet &= !i.op->check_values && !i.op->reaches_out;
+      k.no_side_effects &= !i.op->check_values && !i.op->communicates;
       if (!i.op->check_values) continue;
       for (uint32_t id : checked_values(r_, i)) k.checked.push_back(r_.value(id).storage);
     }
@@ -133,7 +134,7 @@ class Finder {
     return k;
   }
 
-  // What the group's parts reach; nothing if it cannot be cut so.
+  // The windows of the group's kernel; nothing if it cannot be cut into so many parts.
   std::optional<std::vector<Reach>> reach(uint32_t group, int64_t parts) const {
     const Kernel& k = kernels_[group];
     if (k.extent > 0) {
@@ -156,7 +157,7 @@ class Finder {
     return all;
   }
 
-  // Whether each part lies in its piece of the storage.
+  // Whether part p of the window lies in the p-th of equal pieces of the storage.
   bool is_even(const Reach& x, int64_t parts) const {
     const auto bytes = static_cast<int64_t>(r_.storages[x.storage].bytes);
     if (x.cut < 0 || bytes % parts != 0) return false;
@@ -177,9 +178,9 @@ class Finder {
 
   bool add(uint32_t group, int64_t parts, Uses& uses) const {
     const auto all = reach(group, parts);
-    // What all parts read anew must not be more than what is their own.
-    if (!all || common(*all) > shared_out(*all) / parts) return false;
-    // Values that are checked have to be there before the first part.
+    // A part must not read more bytes in full than it has of its own.
+    if (!all || full_bytes(*all) > divided_bytes(*all) / parts) return false;
+    // Checked values have to exist before the first part runs, so the strip must not write them.
     const bool checks_own = std::ranges::any_of(kernels_[group].checked, [&](uint32_t st) {
       const auto use = uses.find(st);
       return use != uses.end() && use->second.written;
@@ -198,39 +199,38 @@ class Finder {
     return true;
   }
 
-  // Whether `may` says so of all that the group touches.
+  // Whether `may(use, write)` is true of every storage that the group shares with these uses.
   bool all_of(uint32_t group, const Uses& uses, const auto& may) const {
     return std::ranges::all_of(kernels_[group].touched, [&](const auto& t) {
       const auto use = uses.find(t.first);
       return use == uses.end() || may(use->second, t.second);
     });
   }
-  // Whether the group may change places with those that have these uses, by what they touch.
+  // Whether the group has no dependence with groups of these uses.
   bool passes(uint32_t group, const Uses& uses) const {
     return all_of(group, uses, [](const Use& use, bool write) { return !write && !use.written; });
   }
-  bool goes_before(uint32_t group, const Uses& uses) const {
+  bool can_run_before(uint32_t group, const Uses& uses) const {
     const Kernel& k = kernels_[group];
-    return k.quiet && passes(group, uses) && !k.writes_external;
+    return k.no_side_effects && passes(group, uses) && !k.writes_external;
   }
-  // What needs all parts of results, and nothing else that could be there for a part only.
-  bool goes_after(uint32_t group, const Uses& uses) const {
-    return kernels_[group].quiet &&
+  // Whether the group can run after the strip: no result that it uses is cut to one part.
+  bool can_run_after(uint32_t group, const Uses& uses) const {
+    return kernels_[group].no_side_effects &&
            all_of(group, uses, [](const Use& use, bool) { return use.uneven || !use.written; });
   }
 
-  // Groups in the order in which they are to run; the strips, by their places in it.
-  struct Found {
+  // The groups in a new order, and the strips by their positions in it.
+  struct Candidate {
     std::vector<uint32_t> order;
     Strips strips;
-    double bytes = 0;             // Of values that are never whole.
-    int64_t common = 0, own = 0;  // Bytes that a part's kernels move: of all parts, and its own.
+    double bytes = 0;                 // Of storages that hold one part at a time.
+    int64_t full_bytes = 0, own = 0;  // Bytes that a part's kernels move: in full, and its share.
   };
-  // From each group on as many as may be, those aside that have to be whole and can come before or
-  // after.
-  Found strips(int64_t parts) const {
-    Found found;
-    found.strips.home.assign(r_.storages.size(), kNone);
+  // Extends strips greedily; groups that cannot be cut move before or after a strip, or end it.
+  Candidate strips(int64_t parts) const {
+    Candidate candidate;
+    candidate.strips.home.assign(r_.storages.size(), kNone);
     const auto n = static_cast<uint32_t>(s_.groups.size());
     for (uint32_t g = 0; g < n;) {
       Uses uses, later;
@@ -238,9 +238,9 @@ class Finder {
       for (; g < n; ++g) {
         if (passes(g, later) && add(g, parts, uses)) {
           in.push_back(g);
-        } else if (!in.empty() && passes(g, later) && goes_before(g, uses)) {
+        } else if (!in.empty() && passes(g, later) && can_run_before(g, uses)) {
           before.push_back(g);
-        } else if (!in.empty() && goes_after(g, uses)) {
+        } else if (!in.empty() && can_run_after(g, uses)) {
           after.push_back(g);
           for (const auto& [st, write] : kernels_[g].touched) later[st].written |= write;
         } else {
@@ -248,26 +248,26 @@ class Finder {
         }
       }
       if (in.empty()) before.push_back(g++);
-      std::vector<uint32_t>& order = found.order;
+      std::vector<uint32_t>& order = candidate.order;
       order.insert(order.end(), before.begin(), before.end());
       const auto first = static_cast<uint32_t>(order.size());
       order.insert(order.end(), in.begin(), in.end());
       const auto last = static_cast<uint32_t>(order.size()) - 1;
       order.insert(order.end(), after.begin(), after.end());
-      const double bytes = house(in, uses, found.strips);
-      if (bytes > 0) found.strips.all.push_back({first, last, parts});
+      const double bytes = assign_homes(in, uses, candidate.strips);
+      if (bytes > 0) candidate.strips.all.push_back({first, last, parts});
       for (size_t k = 0; bytes > 0 && k < in.size(); ++k) {
         const auto all = *reach(in[k], parts);
-        found.common += common(all);
-        found.own += shared_out(all) / parts;
+        candidate.full_bytes += full_bytes(all);
+        candidate.own += divided_bytes(all) / parts;
       }
-      found.bytes += bytes;
+      candidate.bytes += bytes;
     }
-    return found;
+    return candidate;
   }
 
-  // Notes what the groups of the strip to come alone need; its bytes.
-  double house(const std::vector<uint32_t>& in, const Uses& uses, Strips& strips) const {
+  // Sets `home` of the storages that only the new strip's groups use; returns their bytes.
+  double assign_homes(const std::vector<uint32_t>& in, const Uses& uses, Strips& strips) const {
     double bytes = 0;
     for (const auto& [st, use] : uses) {
       const bool inside = std::ranges::all_of(r_.accesses[st], [&](const Access& a) {
@@ -287,7 +287,7 @@ class Finder {
   int64_t largest_bytes_ = 0;
 };
 
-// What the calls of strips can keep from part to part, by group.
+// By group: bytes that a call in a strip can keep from part to part.
 std::vector<int64_t> kept_bytes(const Recording& r, const Schedule& s) {
   std::vector<int64_t> all(s.groups.size());
   for (const Strip& strip : s.strips.all) {
@@ -304,12 +304,12 @@ std::vector<int64_t> kept_bytes(const Recording& r, const Schedule& s) {
 
 void find_strips(const Recording& r, Schedule& s, int64_t part_bytes) {
   Schedule cut = s;
-  Finder(r, cut).run(part_bytes);
+  StripFinder(r, cut).run(part_bytes);
   if (cut.strips.all.empty()) return;
-  // What all parts of a strip need is there for all of it.
+  // Storages that a strip does not cut are live throughout it: the arena need not become smaller.
   const size_t whole = plan_memory(r, s).arena_bytes, parts = plan_memory(r, cut).arena_bytes;
   if (parts >= whole) return;
-  // What a first part makes for all may take half of what is won.
+  // What first parts compute for all parts may take half of the bytes saved.
   Schedule keeping = cut;
   keeping.strips.kept = kept_bytes(r, cut);
   const size_t with = plan_memory(r, keeping).arena_bytes;

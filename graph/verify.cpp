@@ -1,4 +1,4 @@
-// StepOptions::verify_every: a replay beside an eager run on cloned state.
+// StepOptions::verify_every: compares a replay with an eager run on cloned state.
 #include <algorithm>
 
 #include "core/check.h"
@@ -16,7 +16,7 @@ static std::vector<char> on_host(const Storage& s, const Extent& e, DType t) {
   return bytes;
 }
 
-// The first element in which the two differ there, or -1.
+// The first element of the range in which the two differ, or -1.
 static int64_t first_difference(const Recording& r, const Extent& e, const Storage& a,
                                 const Storage& b) {
   if (e.value == kNone) return -1;
@@ -26,34 +26,34 @@ static int64_t first_difference(const Recording& r, const Extent& e, const Stora
   return at == x.end() ? -1 : (at - x.begin()) / static_cast<int64_t>(itemsize(t));
 }
 
-// Whether this call is verified. That makes its collectives twice, so with several ranks it is for
-// all of them or for none, though one may have replayed an entry more often than another, or have
-// only now recorded its own: it is if it is due on a rank, and a replay on all.
+// Whether this call is verified. That runs the step's collectives twice, so all ranks verify or
+// none, although one may have replayed an entry more often than another or only now have recorded
+// its own: they do if verification is due on any rank and the call is a replay on all.
 bool StepCore::agree_to_verify(const Recording& r, bool due, bool by_plan) const {
-  const auto is_collective = [](const Instr& i) { return i.op->reaches_out; };
+  const auto is_collective = [](const Instr& i) { return i.op->communicates; };
   if (!options_.verify_every || dist::size() == 1 || std::ranges::none_of(r.instrs, is_collective))
     return due && by_plan;
   int64_t votes[] = {due, by_plan};
   dist::exchange(
-      "a vote of a step's verify_every, which with its mode has to be alike on all ranks",
+      "a vote of a step's verify_every, which with its mode must be the same on all ranks",
       dist::Row(kInt64, {{reinterpret_cast<char*>(votes), 2}}), dist::Halves::Both);
   return votes[0] > 0 && votes[1] == dist::size();
 }
 
-// What the function wrote through a pointer after an operation had used the memory: eager mode has
-// computed with what was there before, a replay computes with what is there now.
-void StepCore::check_unwritten(const Recording& r, const Pass& pass) {
+// Detects memory that the function wrote through a pointer after an op had used it: eager mode
+// computes with the old contents, a replay with the new ones.
+void StepCore::check_foreign_writes(const Recording& r, const Pass& pass) {
   for (size_t k = 0; k < pass.first_seen().size(); ++k) {
     const Ref<Storage>& then = pass.first_seen()[k];
     if (!then) continue;
     const Binding& now = pass.bindings()[k];
-    // What else lies there may change while the step runs.
+    // Compare the used range only: the rest of the storage may change while the step runs.
     const Extent used = r.extent(r.externals[k], now.base);
     const int64_t at = first_difference(r, used, *then, *now.storage);
     BRRR_CHECK(
         at < 0,
         "step: verify_every: while the function ran, element {} of {}, an input or state, "
-        "was written by something that is no operation of the step (through a pointer, into "
+        "was written by something other than an operation of the step (through a pointer, into "
         "a buffer that from_blob shows without a copy, or by another thread) after an "
         "operation had used it; graph mode reads such memory once, after the function: write "
         "it before the call, or with copy_() in the function",
@@ -61,7 +61,7 @@ void StepCore::check_unwritten(const Recording& r, const Pass& pass) {
   }
 }
 
-// Others may have written there while the function ran; what the replay writes there is looked for.
+// Copies the bytes around the used range, which others may have written before the replay does.
 static void take_surroundings(Storage& then, const Storage& now, const Extent& used) {
   auto* const to = static_cast<char*>(then.data);
   const auto* const from = static_cast<const char*>(now.data);
@@ -69,7 +69,7 @@ static void take_surroundings(Storage& then, const Storage& now, const Extent& u
   std::copy(from + used.high, from + now.bytes, to + used.high);
 }
 
-// Outputs are poisoned first.
+// Poisons the outputs first, so that elements which the replay does not write are detected.
 void StepCore::verify(Entry& e, Session& s) {
   const Recording& r = e.recording;
   const std::vector<Binding>& bindings = s.pass.bindings();
@@ -79,10 +79,10 @@ void StepCore::verify(Entry& e, Session& s) {
     cloned.push_back({then ? then : clone_storage(*bindings[k].storage), bindings[k].base});
   }
   const auto shadow = [&] {
-    const PlainScope plain;  // The shadow is none of the step's work.
+    const PlainScope plain;  // Neither recorded nor observed.
     return walk(r, cloned, s.pass.control());
   }();
-  UndoLog undo;  // A replay that turns out wrong has not happened.
+  UndoLog undo;  // Undoes a replay that turns out wrong.
   for (size_t k = 0; k < bindings.size(); ++k) {
     if (r.written[r.externals[k]]) undo.save(*bindings[k].storage);
   }
@@ -117,10 +117,11 @@ void StepCore::verify(Entry& e, Session& s) {
     if (!r.written[r.externals[k]]) continue;
     e.low = 0, e.high = static_cast<int64_t>(its.bytes);
     const int64_t at = first_difference(r, e, its, *cloned[k].storage);
-    BRRR_CHECK(at < 0,
-               "step: verify_every: the replay, or another thread meanwhile, wrote beside {} of an "
-               "input or state, element {} of the memory that it lies in",
-               r.describe(e.value), at);
+    BRRR_CHECK(
+        at < 0,
+        "step: verify_every: the replay, or another thread meanwhile, wrote outside {} of an "
+        "input or state, element {} of the memory that it lies in",
+        r.describe(e.value), at);
   }
   std::lock_guard lock(mutex_);
   ++stats_.verified;

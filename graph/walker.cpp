@@ -23,7 +23,7 @@ void UndoLog::save(Storage& s, bool aside) {
 }
 
 UndoLog::~UndoLog() {
-  // First of all, as a sum under way would write to what is put back.
+  // First, since a pending reduction over ranks would write to the restored memory.
   if (context.gradients && std::uncaught_exceptions()) context.gradients->abandoned();
   if (saved_.empty() || std::uncaught_exceptions() == exceptions_) return;
   for (const Saved& x : saved_) {
@@ -33,7 +33,7 @@ UndoLog::~UndoLog() {
       x.copy ? b.copy(s.data, x.copy->data, s.bytes)
              : b.copy_from_host(s.data, x.on_host.get(), s.bytes);
     } catch (const Error&) {
-      // A device that takes nothing more: the exception on its way says so.
+      // The device accepts no more work; the exception in flight reports it.
     }
   }
 }

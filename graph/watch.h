@@ -1,6 +1,6 @@
 #pragma once
-// What a Profile keeps while it looks on, and what reports have in common; for the files of this
-// folder that make them.
+// Profile::Watch, the observer that collects a profile's data, and what reports share. Internal to
+// this folder.
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +19,7 @@
 #include "graph/numerics.h"
 #include "graph/profile.h"
 #include "graph/step.h"
-#include "graph/trail.h"
+#include "graph/module_trail.h"
 #include "ops/kinds/work.h"
 
 namespace brrr {
@@ -34,18 +34,17 @@ inline void add(ProfileRow& to, const ProfileRow& row) {
   to.dtype = row.dtype;
 }
 
-/// What times are compared with, and where that was measured.
+/// The device limits that times are compared with, and the device that they were measured on.
 std::string limits_text(Device device, const DeviceLimits& limits);
 
 namespace graph {
 
-/// Microseconds of a call of the recorded step, from an eager call's kernels and its time outside
-/// of them. Of the graph's kernels only operations and bytes are looked at, not times. What lies
-/// between kernels follows from launch_costs(). A kernel that eager mode runs, too, takes what it
-/// takes there. Those that are generated take at least what their bytes or their arithmetic take at
-/// the limits, and at most that and what eager mode's, where memory does not bound them, take
-/// beyond their bytes: the prediction is the middle, but no more than the kernels that they
-/// replace.
+/// Predicts the microseconds of a call of the recorded step from an eager call's kernels and its
+/// time between them (`between_us`). Of the graph's kernels only FLOPs and bytes are used, not
+/// times; the time between kernels follows from launch_costs(). A kernel that eager mode runs, too,
+/// takes its eager time. Generated kernels take at least the time that their bytes or FLOPs need at
+/// the device limits, and at most that plus the time by which eager kernels that memory does not
+/// bound exceed that of their bytes: the prediction is the middle, at most the replaced kernels'.
 double predict_graph_us(const std::vector<ProfileRow>& eager, double between_us,
                         const std::vector<ProfileRow>& graph, const StepStats& recorded,
                         Device device);
@@ -58,14 +57,14 @@ struct Profile::Watch final : Observer {
     return std::chrono::duration<double, std::micro>(b - a).count();
   }
 
-  // Where a span is drawn.
+  // Row of the trace in which a span is drawn.
   enum Track : uint8_t { Host = 1, Kernels, Modules };
   struct Span {
     size_t row;
     Track track;
     double at_us, us;
     Work work;
-    double gap_us;  // On the host, since the kernel before; -1 where a GPU's clock says it.
+    double gap_us;  // Host time since the previous kernel; -1: from the GPU's time stamps.
   };
   static constexpr size_t kMostSpans = 1'000'000, kMostPending = 4096;
 
@@ -74,17 +73,17 @@ struct Profile::Watch final : Observer {
     BRRR_CHECK(!context.observer,
                "profile: this thread has one already, or is in a step that checks numerics; end "
                "the first, and make it around calls of the step");
-    limits_of(kCPU);  // Which may have to be measured: not amid a step.
+    limits_of(kCPU);  // May have to measure them, which must not happen during a step.
     context.observer = this;
     reset();
   }
-  // Figures are its own thread's: others would look on from then on, too.
+  // Only its own thread may read the results: resuming installs the observer in the calling thread.
   void check_thread() const {
     BRRR_CHECK(std::this_thread::get_id() == thread,
-               "profile: another thread's; ask for its figures on the thread that made it");
+               "profile: another thread's; read its results on the thread that made it");
   }
-  ~Watch() override { leave(); }
-  void leave() noexcept {
+  ~Watch() override { uninstall(); }
+  void uninstall() noexcept {
     if (context.observer == this) context.observer = nullptr;
     graph::CheckNumericsGuard::forget(this);
     drop_pending();
@@ -93,7 +92,7 @@ struct Profile::Watch final : Observer {
   void reset() {
     drop_pending();
     rows.clear();
-    at.clear();
+    row_at.clear();
     spans.clear();
     open.clear();
     kernels_us = device_us = host_us = gap_us = once_us = 0;
@@ -108,14 +107,14 @@ struct Profile::Watch final : Observer {
     if (base) device_queue::drop(std::exchange(base, nullptr));
   }
 
-  // The time since the last mark belongs to the innermost kernel that is open, else to the host.
+  // Adds the time since the last mark to the innermost running kernel, or else to the host.
   void charge(Clock::time_point now) {
-    if (away) return;
+    if (detached) return;
     const double us = std::max(0.0, us_between(mark, now) - clock_us);
     (open.empty() ? host_us : open.back().us) += us;
     if (open.empty()) gap_us += us;
   }
-  // What two looks at the clock, one directly after the other, are apart: each interval has that.
+  // The least time between two consecutive clock reads, which every interval includes.
   static double measure_clock() {
     double least = 1;
     for (int i = 0; i < 100; ++i) {
@@ -159,7 +158,7 @@ struct Profile::Watch final : Observer {
     mark = Clock::now();
   }
   void ran(const OpCall& c) override {
-    if (ended) return leave();
+    if (ended) return uninstall();
     if (c.op->is_view()) return;
     close();
     const std::string path = module_path();
@@ -172,41 +171,41 @@ struct Profile::Watch final : Observer {
          [&] { return fmt::format("{}{}", c.op->name, c.into ? "_" : ""); });
   }
   void ran(const KernelNote& n, Device device) override {
-    if (ended) return leave();
+    if (ended) return uninstall();
     close();
     const auto name = names.emplace(n.name, kReplayed + names.size()).first;
     note(static_cast<uint32_t>(name->second), n.module, n.kind, n.work, device,
          [&] { return n.name; });
   }
 
-  // The innermost kernel has run, or is in the queue.
+  // Ends the innermost kernel, which has run or is queued.
   void close() {
     charge(Clock::now());
     closed = open.back();
     open.pop_back();
     if (closed.from) closed.to = device_queue::mark();
   }
-  // `number` stands for the name, which is made when it is new: what this takes pushes the kernels'
-  // own code and data out of the caches.
+  // `number` identifies the name, which is built only when it is new: building it would evict the
+  // kernels' code and data from the caches.
   template <class Name>
   void note(uint32_t number, const std::string& module, const char* kind, const Work& work,
             Device device, const Name& name) {
-    const auto [it, fresh] = at[module].try_emplace(number, rows.size());
+    const auto [it, fresh] = row_at[module].try_emplace(number, rows.size());
     if (fresh) it->second = row_of({name(), module, kind, 0, 0, 0, {}});
     if (closed.from) {
       host_us += closed.us;
-      draw({it->second, Host, closed.at_us, closed.us, work, -1});
+      add_span({it->second, Host, closed.at_us, closed.us, work, -1});
       closed.row = it->second, closed.work = work;
       pending.push_back(closed);
-      if (pending.size() >= kMostPending) settle();
+      if (pending.size() >= kMostPending) flush_pending();
     } else {
       kernels_us += closed.us;
-      draw({it->second, Kernels, closed.at_us, closed.us, work, std::exchange(gap_us, 0)});
+      add_span({it->second, Kernels, closed.at_us, closed.us, work, std::exchange(gap_us, 0)});
       count(it->second, closed.us, work, device);
     }
     mark = Clock::now();
   }
-  // An op has one number where it runs by itself and another in replays.
+  // The row of an op; one that runs both eagerly and in replays has two numbers but one row.
   size_t row_of(ProfileRow row) {
     const auto same = [&](const ProfileRow& r) {
       return std::tie(r.op, r.module, r.kind) == std::tie(row.op, row.module, row.kind);
@@ -219,14 +218,14 @@ struct Profile::Watch final : Observer {
     const TimeSplit t = split_time(us, work.flops, work.bytes, limits_of(device), work.dtype);
     add(rows[row], {{}, {}, {}, 1, work.flops, work.bytes, t, work.dtype});
   }
-  void draw(const Span& s) {
+  void add_span(const Span& s) {
     if (spans.size() < kMostSpans) spans.push_back(s);
   }
 
-  // Figures are asked for: the time of what is queued is known once it has run.
-  void settle() {
+  // Before results are read: waits for the queued kernels and adds their times.
+  void flush_pending() {
     check_thread();
-    if (away) return;  // All has been settled.
+    if (detached) return;  // detach() has done it.
     charge(Clock::now());
     mark = Clock::now();
     if (pending.empty()) return;
@@ -236,7 +235,7 @@ struct Profile::Watch final : Observer {
       const Kernel& p = pending.front();
       const double us = device_queue::between(p.from, p.to);
       device_us += us;
-      draw({p.row, Kernels, base_us + device_queue::between(base, p.from), us, p.work, -1});
+      add_span({p.row, Kernels, base_us + device_queue::between(base, p.from), us, p.work, -1});
       count(p.row, us, p.work, kCUDA);
       device_queue::drop(p.from);
       device_queue::drop(p.to);
@@ -244,32 +243,32 @@ struct Profile::Watch final : Observer {
     mark = Clock::now();
   }
 
-  // What a GPU has been given, too, belongs to the one side or the other.
-  void look_away() {
-    settle();
-    away = true;
+  // Pausing waits for the GPU, too, so that each queued kernel is either inside or outside.
+  void detach() {
+    flush_pending();
+    detached = true;
     context.observer = nullptr;
   }
-  void look_again() {
+  void attach() {
     if (base) synchronize(kCUDA);
-    away = false;
+    detached = false;
     mark = Clock::now();
     context.observer = this;
   }
-  // While figures are made, which may measure what they are compared with.
-  class Away : NotCopied {
+  // Pauses the watch while a report is made, which may have to measure the device's limits.
+  class DetachGuard : NotCopied {
    public:
-    explicit Away(Watch& w) : watch_(w), looked_(!w.away) {
+    explicit DetachGuard(Watch& w) : watch_(w), was_attached_(!w.detached) {
       w.check_thread();
-      if (looked_) watch_.look_away();
+      if (was_attached_) watch_.detach();
     }
-    ~Away() {
-      if (looked_) watch_.look_again();
+    ~DetachGuard() {
+      if (was_attached_) watch_.attach();
     }
 
    private:
     Watch& watch_;
-    const bool looked_;
+    const bool was_attached_;
   };
 
   double now_us() const { return us_between(begin, Clock::now()); }
@@ -286,22 +285,22 @@ struct Profile::Watch final : Observer {
     Work work = {};
   };
   std::vector<ProfileRow> rows;
-  std::unordered_map<std::string, std::unordered_map<uint32_t, size_t>> at;  // By module and name.
+  std::unordered_map<std::string, std::unordered_map<uint32_t, size_t>> row_at;  // By module, name.
   static constexpr size_t kReplayed = size_t{1} << 31;
-  std::unordered_map<std::string, size_t> names;  // Of replays' kernels, from kReplayed on.
+  std::unordered_map<std::string, size_t> names;  // Numbers of replays' kernels, from kReplayed on.
   std::vector<Span> spans;
   std::vector<Kernel> open;
   std::deque<Kernel> pending;          // Kernels of a GPU whose times are not known yet.
-  device_queue::Mark* base = nullptr;  // Where the GPU's time begins,
-  double base_us = 0;                  // in that of the host.
+  device_queue::Mark* base = nullptr;  // Origin of the GPU's times,
+  double base_us = 0;                  // and the host's time there.
   Kernel closed{};
   double kernels_us = 0, device_us = 0, host_us = 0;
-  double gap_us = 0, once_us = 0;  // Since the last kernel; left out, what is done but once.
-  int pauses = 0;                  // Within one another.
+  double gap_us = 0, once_us = 0;  // Since the last kernel; excluded one-time work.
+  int pauses = 0;                  // Nesting depth.
   Clock::time_point begin, mark, paused;
-  bool away = false;  // Paused.
-  // The Profile is gone, from another thread: this one's kernels may be passing here, and the last
-  // of them sees to it.
+  bool detached = false;  // Paused by detach().
+  // Another thread has destroyed the Profile. This thread may be inside a callback, so its next
+  // kernel uninstalls the watch.
   std::atomic<bool> ended = false;
   struct Own : std::shared_ptr<Watch> {};
   static std::shared_ptr<Watch>& own() { return thread_own<Own>(); }

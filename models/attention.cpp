@@ -29,7 +29,7 @@ CausalSelfAttention::CausalSelfAttention(const SelfAttentionOptions& o)
   register_module("resid_dropout", resid_dropout_);
 }
 
-// Queries, keys and values [batch, heads, time, width / heads]: views of one product.
+// Queries, keys and values [batch, heads, time, width / heads]: views of one matrix product.
 CausalSelfAttention::Heads CausalSelfAttention::project(const Tensor& x, const Tensor& positions) {
   BRRR_CHECK(x.dim() == 3 && x.size(2) == options_.width,
              "CausalSelfAttention: takes [batch, time, {}], got {}", options_.width, describe(x));
@@ -37,7 +37,7 @@ CausalSelfAttention::Heads CausalSelfAttention::project(const Tensor& x, const T
   const Tensor all = c_attn_(x).view({x.size(0), x.size(1), 3 * heads, width});
   std::vector<Tensor> h;
   if (options_.rotary) {
-    const auto parts = all.split(2 * heads, 2);  // Queries and keys turn alike.
+    const auto parts = all.split(2 * heads, 2);  // One rotation for queries and keys.
     h = rotary_embedding(parts[0].transpose(1, 2), positions).transpose(1, 2).chunk(2, 2);
     h.push_back(parts[1]);
   } else {
@@ -46,7 +46,7 @@ CausalSelfAttention::Heads CausalSelfAttention::project(const Tensor& x, const T
   return {h[0].transpose(1, 2), h[1].transpose(1, 2), h[2].transpose(1, 2)};
 }
 
-// The heads of each token side by side again, then mixed.
+// Concatenates the heads of each token and projects them.
 Tensor CausalSelfAttention::merge(const Tensor& y) {
   const IntList s = y.sizes();
   return resid_dropout_(c_proj_(y.transpose(1, 2).reshape({s[0], s[2], options_.width})));

@@ -6,34 +6,34 @@
 namespace brrr::models {
 
 struct SelfAttentionOptions {
-  int64_t width;         ///< Of a token.
-  int64_t heads;         ///< They share the width evenly.
-  double dropout = 0.0;  ///< Of the attention weights and of the result.
+  int64_t width;  ///< Model width; must be a multiple of `heads`.
+  int64_t heads;
+  double dropout = 0.0;  ///< On the attention weights and on the result.
   bool bias = true;      ///< In both projections.
-  bool rotary = false;   ///< Turns queries and keys by their positions (Su et al., 2021).
+  bool rotary = false;   ///< Rotary position embedding of queries and keys (Su et al., 2021).
 };
 
-/// What one layer has seen of a sequence: keys and values [batch, heads, block, width / heads].
+/// One layer's key-value cache: keys and values [batch, heads, block, width / heads].
 struct LayerCache {
   Tensor keys, values;
 };
 
-/// Where a token stands in a cache of `block` slots, as tensors: the recorded step is the same for
-/// every position. One for all layers.
+/// A token's position in a cache of `block` slots, as tensors, so that one recording of the step
+/// serves every position. Shared by all layers.
 struct CachePosition {
   Tensor position;  ///< int64 [1].
-  Tensor slot;      ///< Bool [block, 1]: the slot that the token's key and value go to.
-  Tensor seen;      ///< Bool [1, block]: the slots up to it, which it may look at.
+  Tensor slot;      ///< Bool [block, 1]: true for the slot that receives the token's key and value.
+  Tensor seen;      ///< Bool [1, block]: the attention mask, true for the slots up to `position`.
 };
 
-/// Each token looks at itself and at those before it (Vaswani et al., 2017):
-/// [batch, time, width] -> the same. "c_attn" makes queries, keys and values in one product,
-/// "c_proj" mixes the heads.
+/// Each token attends to itself and to those before it (Vaswani et al., 2017):
+/// [batch, time, width] -> the same. "c_attn" computes queries, keys and values in one matrix
+/// product, "c_proj" mixes the heads.
 class CausalSelfAttention : public Module {
  public:
   explicit CausalSelfAttention(const SelfAttentionOptions& options);
   Tensor forward(const Tensor& x) override;
-  /// One token [batch, 1, width] after those in the cache, which it joins.
+  /// One token [batch, 1, width] after those in the cache; writes its key and value there.
   Tensor forward(const Tensor& x, const LayerCache& cache, const CachePosition& at);
 
  private:

@@ -20,13 +20,13 @@
 
 namespace brrr {
 
-// 64-bit numbers as text: JSON readers turn numbers into doubles.
+// Metadata keys. Their values are strings, because JSON readers convert numbers to double.
 static constexpr const char* kStep = "brrr.step";
 static constexpr const char* kSeed = "brrr.rng_seed";
 static constexpr const char* kDraw = "brrr.rng_draw";
 
-// f(name, part) for those that are there. The schedule sets the lr, the optimiser's own comes
-// later. The model is last: it needs no memory to be loaded, or what the optimiser has needed.
+// Calls f(name, part) for each non-null part. Loading the schedule sets the lr, which the optimiser
+// then overrides by its own. The model is last: loading it needs no more memory than the optimiser.
 template <class F> static void each_part(const TrainingState& s, const F& f) {
   if (s.loader) f("loader", *s.loader);
   if (s.scaler) f("scaler", *s.scaler);
@@ -50,7 +50,7 @@ void save_checkpoint(const std::string& path, const TrainingState& s) {
   each_part(s, [&](const std::string& name, const auto& part) {
     for (const auto& [key, t] : part.state_dict()) dict[name + "." + key] = t;
   });
-  dist::on_first_rank("save_checkpoint", [&] {  // All hear of what is wrong with its state.
+  dist::on_first_rank("save_checkpoint", [&] {  // An error on rank 0 throws on all ranks.
     BRRR_CHECK(s.step >= 0, "save_checkpoint: {}: the step is {}", path, s.step);
     for (const char* own : {kStep, kSeed, kDraw}) {
       BRRR_CHECK(
@@ -69,7 +69,7 @@ void save_checkpoint(const std::string& path, const TrainingState& s) {
 }
 
 template <class T>
-static T take_number(const std::string& path, Metadata& metadata, const char* key) {
+static T parse_metadata(const std::string& path, Metadata& metadata, const char* key) {
   const auto node = metadata.extract(key);
   BRRR_CHECK(!node.empty(),
              "load_checkpoint: {} has no {}: it is a model, not a whole checkpoint; use load", path,
@@ -82,7 +82,7 @@ static T take_number(const std::string& path, Metadata& metadata, const char* ke
   return v;
 }
 
-// Of all that a checkpoint holds.
+// A hash of everything in a checkpoint.
 static uint64_t content_hash(const StateDict& dict, const Metadata& metadata) {
   Fnv sum;
   const auto add = [&](std::string_view bytes) { sum.add(std::hash<std::string_view>{}(bytes)); };
@@ -99,12 +99,13 @@ static uint64_t content_hash(const StateDict& dict, const Metadata& metadata) {
   return sum.hash;
 }
 
-// Ranks that went on from different files would train different models without a word.
-static StateDict load_alike(const std::string& path, Metadata& metadata) {
+// Loads the file and checks that all ranks have the same content: ranks that resumed from different
+// files would silently train different models.
+static StateDict load_same_file(const std::string& path, Metadata& metadata) {
   if (dist::size() == 1) return load(path, metadata);
   StateDict dict;
   std::exception_ptr failure;
-  std::vector<int64_t> mine = {0, 0};  // Whether there is one, and its hash.
+  std::vector<int64_t> mine = {0, 0};  // Whether it was loaded, and its hash.
   try {
     dict = load(path, metadata);
     mine = {1, std::bit_cast<int64_t>(content_hash(dict, metadata))};
@@ -121,17 +122,17 @@ static StateDict load_alike(const std::string& path, Metadata& metadata) {
   constexpr const char* mend = "the ranks must read the same file: share its folder or copy it";
   BRRR_CHECK(none.empty(), "load_checkpoint: {}: rank {} cannot load it; {}", path,
              fmt::join(none, ", "), mend);
-  BRRR_CHECK(other.empty(), "load_checkpoint: {}: rank {} has another file there than rank 0; {}",
-             path, fmt::join(other, ", "), mend);
+  BRRR_CHECK(other.empty(), "load_checkpoint: {}: rank {} reads another file than rank 0; {}", path,
+             fmt::join(other, ", "), mend);
   return dict;
 }
 
 void load_checkpoint(const std::string& path, TrainingState& s) {
   Metadata metadata;
-  const StateDict all = load_alike(path, metadata);
-  const auto step = take_number<int64_t>(path, metadata, kStep);
-  const auto seed = take_number<uint64_t>(path, metadata, kSeed);
-  const auto draw = take_number<uint64_t>(path, metadata, kDraw);
+  const StateDict all = load_same_file(path, metadata);
+  const auto step = parse_metadata<int64_t>(path, metadata, kStep);
+  const auto seed = parse_metadata<uint64_t>(path, metadata, kSeed);
+  const auto draw = parse_metadata<uint64_t>(path, metadata, kDraw);
   BRRR_CHECK(step >= 0, "load_checkpoint: {}: the step is {}", path, step);
   const auto check = [&](const char* name, const auto& part) {
     try {
@@ -140,9 +141,9 @@ void load_checkpoint(const std::string& path, TrainingState& s) {
       fail("load_checkpoint: {}: the {} does not fit: {}", path, name, e.what());
     }
   };
-  if (s.model) check("model", *s.model);  // Another one's optimiser does not fit either.
+  if (s.model) check("model", *s.model);  // First: another model's optimiser would not fit either.
   each_part(s, check);
-  // Only now does anything change.
+  // Everything fits: change the state.
   each_part(s, [&](const char* name, auto& part) { part.load_state_dict(with_prefix(all, name)); });
   set_rng_state({seed, draw});
   s.step = step;

@@ -1,5 +1,5 @@
 #pragma once
-// Random numbers for data: order and generated examples never depend on brrr's own stream.
+// Random numbers for data: shuffling and generated examples never depend on brrr's global stream.
 
 #include <cmath>
 #include <cstdint>

@@ -29,7 +29,7 @@ int64_t Loader::batches_per_epoch() const {
   return n / batch + (!options_.drop_last && n % batch != 0);
 }
 
-// Fisher and Yates, with numbers that depend on (seed, epoch) alone.
+// A Fisher-Yates shuffle by (seed, epoch) alone.
 void Loader::shuffle() {
   order_.resize(static_cast<size_t>(dataset_.size()));
   std::iota(order_.begin(), order_.end(), 0);
@@ -68,15 +68,15 @@ StateDict Loader::state_dict() const {
 void Loader::check_state_dict(const StateDict& dict) const {
   const StateDict mine = state_dict();
   StateDict whole = dict;
-  for (const char* later : {"shuffle", "drop_last"}) {  // What older files lack.
+  for (const char* later : {"shuffle", "drop_last"}) {  // Missing in older files.
     whole.emplace(later, mine.at(later));
   }
-  check_same_numbers("Loader::load_state_dict", "loader", mine, whole,
-                     {{"seed", "seed"},
-                      {"batch", "batch"},
-                      {"size", "size"},
-                      {"shuffle", "shuffle"},
-                      {"drop_last", "drop_last"}});
+  check_same_values("Loader::load_state_dict", "loader", mine, whole,
+                    {{"seed", "seed"},
+                     {"batch", "batch"},
+                     {"size", "size"},
+                     {"shuffle", "shuffle"},
+                     {"drop_last", "drop_last"}});
   const int64_t epoch = dict.at("epoch").item<int64_t>();
   const int64_t position = dict.at("position").item<int64_t>();
   const int64_t last = dataset_.size() - (options_.drop_last ? options_.batch : 1);

@@ -1,5 +1,5 @@
 #pragma once
-// Data sets in memory, and batches of them in a seeded order that can be resumed.
+// In-memory data sets, and a loader of batches in a seeded order that can be resumed.
 
 #include <cstdint>
 #include <string>
@@ -26,11 +26,11 @@ struct LoaderOptions {
   int64_t batch = 32;
   bool shuffle = true;  ///< A new order every epoch, a function of (seed, epoch) alone.
   uint64_t seed = 0;
-  bool drop_last = false;  ///< Leaves out an epoch's last batch if it is smaller.
+  bool drop_last = false;  ///< Drops an epoch's last batch if it is smaller.
 };
 
-/// Goes through a data set for ever, epoch after epoch. The order comes from a generator of its
-/// own: it does not depend on what else draws random numbers.
+/// Iterates over a data set indefinitely, epoch after epoch. The order comes from a generator of
+/// its own, independent of all other random draws.
 class Loader : public Stateful {
  public:
   Loader(Dataset dataset, const LoaderOptions& options);
@@ -50,7 +50,7 @@ class Loader : public Stateful {
   void shuffle();
   Dataset dataset_;
   LoaderOptions options_;
-  int64_t epoch_ = 0, position_ = 0;  // Position: examples used of this epoch.
+  int64_t epoch_ = 0, position_ = 0;  // Position: examples used in this epoch.
   std::vector<int64_t> order_;
   MovedMark moved_{"Loader"};
 };
@@ -58,7 +58,7 @@ class Loader : public Stateful {
 /// The fraction of rows whose largest logit is the label's.
 double accuracy(const Tensor& logits, const Tensor& labels);
 
-// --- where they come from ------------------------------------------------------------------------
+// --- sources -------------------------------------------------------------------------------------
 
 /// `n` noisy images of the digits 0 to 9, 28 by 28 pixels as [n, 784]: pen strokes, each image with
 /// its own jitter, slant, rotation, scale, shift, pen width, blot and noise. Image i is a function

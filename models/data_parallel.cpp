@@ -26,7 +26,7 @@ namespace brrr::dist {
 
 namespace {
 
-// Draws of a pass: what it numbers below is its own.
+// A stream has 2^kPassBits draws; its number is the upper part of RngState::draw.
 constexpr int kPassBits = 32;
 
 int64_t bucket_bytes(const std::vector<Tensor>& parameters, const DataParallelOptions& o) {
@@ -41,7 +41,7 @@ template <class T> std::vector<T> reversed(std::vector<T> all) {
   return all;
 }
 
-// What must be equal on all ranks, line by line.
+// Lines that must be equal on all ranks.
 std::vector<std::string> features(const models::Module& m, const DataParallelOptions& o) {
   std::vector<std::string> lines;
   for (const auto* list : {"parameter", "buffer"}) {
@@ -60,7 +60,7 @@ std::vector<std::string> features(const models::Module& m, const DataParallelOpt
 }  // namespace
 
 struct DataParallel::State final : NotCopied {
-  // What a thread's context points to. It stays: any thread may destroy the DataParallel.
+  // A thread's context points to it. It is never freed: any thread may destroy the DataParallel.
   struct Hook final : GradientHook {
     explicit Hook(State* of) : state(of) {}
     void ready(TensorImpl& leaf) override {
@@ -88,8 +88,8 @@ struct DataParallel::State final : NotCopied {
                                                         : nullptr),
         buckets(parameters, bucket_bytes(parameters, o),
                 o.in_order ? static_cast<int>(o.accumulate) : 1, division()),
-        there(buckets.size()),
-        came(parameters.size()),
+        ready_count(buckets.size()),
+        has_gradient(parameters.size()),
         cleared(parameters.size()) {
     for (size_t k = 0; k < parameters.size(); ++k) {
       index.emplace(parameters[k].impl(), k);
@@ -114,36 +114,36 @@ struct DataParallel::State final : NotCopied {
     std::erase(all, this);
   }
 
-  // Who has to know what optimisers do to gradients: all, whichever had the last pass.
+  // All live states: gradients_dropped() and gradients_used() notify each of them.
   static inline std::mutex mutex;
   static inline auto& all = *new std::vector<State*>;
 
   Hook* hook;
   models::Module& module;
   DataParallelOptions options;
-  std::vector<NamedTensor> named;  // In the order in which backward comes to them, about.
+  std::vector<NamedTensor> named;  // Roughly in the order in which backward reaches them.
   std::vector<Tensor> parameters;
   std::vector<DType> dtypes;
   std::shared_ptr<Sharding> sharding;
   Buckets buckets;
-  std::vector<size_t> there;            // Of each bucket, so many gradients in this pass.
-  std::optional<size_t> complete;       // A bucket whose sum is on its way.
-  std::vector<bool> came;               // In this backward pass.
-  std::vector<bool> cleared;            // Since this pass began.
-  bool anew = false;                    // All were between passes: the next one begins a step.
-  std::atomic<bool> expected{false};    // A backward pass of a forward pass that has begun,
-  std::atomic<std::thread::id> thread;  // which was there.
+  std::vector<size_t> ready_count;      // Gradients ready in this pass, by bucket.
+  std::optional<size_t> summed_bucket;  // A bucket that is ready and whose sum is in flight.
+  std::vector<bool> has_gradient;       // Parameters with a gradient in this backward pass.
+  std::vector<bool> cleared;            // Parameters with a gradient dropped since this pass began.
+  bool restarts = false;                // The next pass is the first of a step: see dropped().
+  std::atomic<bool> expected{false};    // A forward pass has begun, its backward pass not ended.
+  std::atomic<std::thread::id> thread;  // The thread of that forward pass.
   std::unordered_map<const TensorImpl*, size_t> index;
-  // Optimisers' steps since the last exchange. One before the first, as there is before every
-  // other: the recording of the first call serves the next ones.
+  // Optimiser steps since the last exchange. Starts at 1, the value before every later exchange, so
+  // that the recording of the first call serves the next ones.
   const Ref<ControlCell> steps = control_cell(1, ControlCell::Mark);
-  // The pass of a step, in a cell that a recorded step which throws puts back,
+  // The index of the pass within its step; a recorded step that throws restores the cell.
   const Ref<ControlCell> cell = control_cell(0);
-  uint64_t group = 0;         // whose passes have streams group * streams() and following.
-  std::vector<size_t> begun;  // In this backward pass, and not awaited yet,
-  bool reached = false;       // which has come to one of the parameters, and has not ended.
-  // Beside each parameter a leaf for each pass but the last, whose gradient is that pass's: a step
-  // that throws gives it back like any other.
+  uint64_t group = 0;             // The step's passes use streams group * streams() and following.
+  std::vector<size_t> in_flight;  // Parameters whose exchange has begun and is not awaited yet.
+  bool reached = false;           // Backward has reached one of the parameters and has not ended.
+  // For each pass but the last, a leaf per parameter that holds the pass's gradient as its own: a
+  // step that throws restores it like any other gradient.
   std::vector<std::vector<Tensor>> earlier;
 
   int64_t pass() const { return static_cast<int64_t>(cell->value); }
@@ -154,21 +154,21 @@ struct DataParallel::State final : NotCopied {
   uint64_t own_stream() const {
     return group * streams() + static_cast<uint64_t>(rank() * options.accumulate + pass());
   }
-  // The last of a group is for what a rank draws between steps, be it little or much, alone or not.
+  // The last stream of a group serves the draws between steps, however many a rank makes.
   uint64_t streams() const { return passes() + 1; }
   uint64_t after_group(uint64_t g) const { return g * streams() + passes(); }
-  // Also after a forward pass that no backward pass has followed, when each rank is in a stream of
-  // its own, and after steps of other sizes, which had other groups.
+  // Also right after a forward pass without a backward pass, which leaves each rank in a stream of
+  // its own, and after steps with another number of passes, which numbered groups differently.
   uint64_t next_group() const { return stream() / streams() + 1; }
-  static void to_stream(uint64_t number) { set_rng_state({rng_state().seed, number << kPassBits}); }
+  static void set_stream(uint64_t id) { set_rng_state({rng_state().seed, id << kPassBits}); }
 
-  // Of a pass that was given up each rank has a stream of its own.
+  // Leaves the stream of an abandoned pass, in which each rank has its own.
   void leave_stream() const {
-    if (expected && stream() == own_stream()) to_stream(after_group(group));
+    if (expected && stream() == own_stream()) set_stream(after_group(group));
   }
 
-  // Another model's backward pass, after an evaluation or a pass that was given up, never comes.
-  void leave_other() const {
+  // Another model that still expects a backward pass was evaluated, or its pass was abandoned.
+  void leave_other_stream() const {
     const bool awaits = context.gradients && context.gradients != hook;
     const State* const other =
         awaits ? static_cast<Hook*>(context.gradients)->state.load() : nullptr;
@@ -178,36 +178,36 @@ struct DataParallel::State final : NotCopied {
   void begin_pass() {
     if (passes() == 1) return;
     check_parameters();
-    // Another forward pass for the same backward pass.
-    if (expected && !reached && !anew && context.gradients == hook && stream() == own_stream())
+    // A further forward pass for the same backward pass.
+    if (expected && !reached && !restarts && context.gradients == hook && stream() == own_stream())
       return;
-    anew = false;
+    restarts = false;
     cleared.assign(cleared.size(), false);
-    begun.clear();  // Of a pass that has thrown.
-    there.assign(there.size(), 0);
-    complete.reset();
-    came.assign(came.size(), false);
+    in_flight.clear();  // Left over from a pass that threw.
+    ready_count.assign(ready_count.size(), 0);
+    summed_bucket.reset();
+    has_gradient.assign(has_gradient.size(), false);
     reached = false;
-    leave_other();
+    leave_other_stream();
     if (pass() == 0) {
       group = next_group();
       drop_earlier();
       for (auto& leaves : earlier) {  // The model may have been moved.
         for (size_t k = 0; k < leaves.size(); ++k) {
-          const bool there = leaves[k].impl()->storage == parameters[k].impl()->storage;
-          if (!there) leaves[k] = parameters[k].detach();
+          const bool same = leaves[k].impl()->storage == parameters[k].impl()->storage;
+          if (!same) leaves[k] = parameters[k].detach();
         }
       }
     }
-    to_stream(own_stream());
+    set_stream(own_stream());
     context.gradients = hook;
     thread = std::this_thread::get_id();
     expected = true;
   }
 
-  // Once those of all parameters that have one are dropped, by one call or several, what follows is
-  // a step anew, also after a pass that has thrown. Of a forward pass before that, whose backward
-  // pass is still to come, it is the first one.
+  // Once the gradients of all parameters that require one have been dropped, in one call or
+  // several, the step restarts, also after a pass that threw. A pass whose forward has run and
+  // whose backward has not becomes the first pass.
   void dropped(const std::vector<Tensor>& gradients_of) {
     bool own = false;
     for (const Tensor& t : gradients_of) {
@@ -219,7 +219,7 @@ struct DataParallel::State final : NotCopied {
     }
     cleared.assign(cleared.size(), false);
     if (pass() == 0) return;
-    anew = true;
+    restarts = true;
     set_control(*cell, 0);
     drop_earlier();
   }
@@ -232,24 +232,24 @@ struct DataParallel::State final : NotCopied {
   }
 
   void used(const char* who, const std::vector<Tensor>& gradients_of, bool updates) {
-    // Another model's passes may be under way on another thread: they are not looked at.
+    // Checked first: other members must not be read if another model is in a pass on its thread.
     const auto is_own = [&](const Tensor& t) { return index.count(t.impl()) != 0; };
     if (std::ranges::none_of(gradients_of, is_own)) return;
     BRRR_CHECK(
         pass() == 0,
-        "{}: of a DataParallel's parameters after {} of {} backward passes (accumulate), whose "
-        "gradients have not been exchanged yet; call it after the last one, or drop what a "
-        "short last group has left by zero_grad() of the module",
+        "{}: called after {} of {} backward passes (accumulate), before DataParallel has exchanged "
+        "the gradients; call it after the last pass, or discard an incomplete group with the "
+        "module's zero_grad()",
         who, pass(), options.accumulate);
     if (updates && size() > 1) set_control(*steps, std::min(steps->value + 1, 255.0));
   }
 
-  // Buckets have the parameters' dtypes, and a sharding has views of them.
+  // Buckets depend on the parameters' dtypes, and a sharding holds views of the parameters.
   void check_parameters() const {
     for (size_t k = 0; k < named.size(); ++k) {
       const auto& [name, p] = named[k];
       BRRR_CHECK(p.dtype() == dtypes[k], "DataParallel: parameter {} was {} and is {} now; {}",
-                 name, brrr::name(dtypes[k]), describe(p), Sharding::kMend);
+                 name, brrr::name(dtypes[k]), describe(p), Sharding::kRemedy);
       if (sharding) sharding->check_in_place("DataParallel", p);
     }
   }
@@ -259,8 +259,8 @@ struct DataParallel::State final : NotCopied {
     if (at == index.end()) return check_others(leaf);
     BRRR_CHECK(expected,
                "DataParallel: a backward pass into parameter {}, {}, without a forward pass "
-               "through ddp(x): it would not be exchanged. Call ddp(x) instead of model(x), add "
-               "losses and go backward once, or call begin_pass() before each pass",
+               "through ddp(x): it would not be exchanged. Call ddp(x) instead of model(x), sum "
+               "the losses and call backward() once, or call begin_pass() before each pass",
                named[at->second].first, describe(&leaf));
     reached = true;
     if (!last_pass() || size() == 1) return;
@@ -280,16 +280,16 @@ struct DataParallel::State final : NotCopied {
   }
 
   void begin(size_t k) {
-    buckets.begin(gradient(k), k, before(k));
-    begun.push_back(k);
-    came[k] = true;
+    buckets.begin(gradient(k), k, earlier_gradients(k));
+    in_flight.push_back(k);
+    has_gradient[k] = true;
     if (!sums_part()) return;
     sharding->set_used(parameters[k], true);
-    // What is summed need not wait for the end, if it is given away then.
+    // Await finished buckets early, so that their unsharded gradients are freed.
     const size_t b = buckets.bucket_of(k);
-    if (++there[b] < buckets.members_of(b)) return;
-    if (complete) end([&](size_t j) { return buckets.bucket_of(j) == *complete; });
-    complete = b;
+    if (++ready_count[b] < buckets.members_of(b)) return;
+    if (summed_bucket) end([&](size_t j) { return buckets.bucket_of(j) == *summed_bucket; });
+    summed_bucket = b;
   }
 
   bool sums_part() const { return sharding && sharding->gradients(); }
@@ -297,22 +297,22 @@ struct DataParallel::State final : NotCopied {
     Division d;
     for (const auto& [name, p] : named) {
       d.names.push_back(name);
-      if (sums_part()) d.cuts.push_back(sharding->known(p).cuts);
+      if (sums_part()) d.cuts.push_back(sharding->entry(p).cuts);
     }
     if (sums_part()) d.halves = Halves::Sum;
     return d;
   }
 
-  // Awaits those of the begun that `which` says; with `used` the ranks compare what they have.
+  // Awaits the in-flight exchanges for which which(k) holds. The ranks compare `used`, if given.
   template <class F> void end(const F& which, const std::vector<uint8_t>& used = {}) {
-    const auto rest = std::partition(begun.begin(), begun.end(), which);
-    std::vector<size_t> members(begun.begin(), rest);
+    const auto rest = std::partition(in_flight.begin(), in_flight.end(), which);
+    std::vector<size_t> members(in_flight.begin(), rest);
     std::sort(members.begin(), members.end());
     std::vector<Tensor> gradients;
     for (const size_t k : members) gradients.push_back(gradient(k));
     buckets.end(
-        gradients, members, [&](size_t k) { return before(k); }, used);
-    begun.erase(begun.begin(), rest);  // If that throws, the next pass clears what is left.
+        gradients, members, [&](size_t k) { return earlier_gradients(k); }, used);
+    in_flight.erase(in_flight.begin(), rest);  // If end() throws, the next pass clears the rest.
     for (const size_t k : members) {
       if (sums_part()) sharding->keep_own_gradient(parameters[k], part_of_pass());
     }
@@ -320,13 +320,13 @@ struct DataParallel::State final : NotCopied {
 
   double part_of_pass() const { return 1.0 / static_cast<double>(passes()); }
 
-  // What adds nothing, to any number's bits.
-  static Tensor nothing(const Tensor& p) { return full_like(p.detach(), -0.0); }
+  // -0.0 is the neutral element of addition, bit for bit.
+  static Tensor negative_zeros(const Tensor& p) { return full_like(p.detach(), -0.0); }
 
-  std::vector<Tensor> before(size_t k) {
+  std::vector<Tensor> earlier_gradients(size_t k) {
     std::vector<Tensor> all;
     for (const auto& leaves : earlier) {
-      if (!leaves[k].grad().defined()) leaves[k].set_grad(nothing(parameters[k]));
+      if (!leaves[k].grad().defined()) leaves[k].set_grad(negative_zeros(parameters[k]));
       all.push_back(leaves[k].grad());
     }
     return all;
@@ -349,7 +349,7 @@ struct DataParallel::State final : NotCopied {
       }
       return set_control(*cell, cell->value + 1);
     }
-    // Not where an RngScope around the forward pass has put back what was there before.
+    // False if an RngScope around the forward pass has restored the previous state.
     const bool moves = stream() == own_stream();
     if (options.accumulate > 1) set_control(*cell, 0);
     if (size() > 1) exchange();
@@ -357,23 +357,23 @@ struct DataParallel::State final : NotCopied {
     for (const Tensor& p : parameters) {
       if (!sums_part() && p.grad().defined()) p.grad().mul_(part_of_pass());
     }
-    if (moves) to_stream(after_group(group));
+    if (moves) set_stream(after_group(group));
   }
 
   void exchange() {
-    // Those that only earlier passes have used, or that had a gradient before: on all ranks alike.
+    // Parameters that only earlier passes used, or with an older gradient: alike on all ranks.
     for (size_t k = 0; k < parameters.size(); ++k) {
-      if (came[k]) continue;
+      if (has_gradient[k]) continue;
       if (!parameters[k].grad().defined()) {
         const auto has = [&](const auto& leaves) { return leaves[k].grad().defined(); };
         if (std::ranges::none_of(earlier, has)) continue;
-        parameters[k].set_grad(nothing(parameters[k]));
+        parameters[k].set_grad(negative_zeros(parameters[k]));
       }
       begin(k);
     }
-    // A loss that uses no parameter, or an error that was caught, may have kept a rank from the
-    // last exchange: the others have waited there, and would be given gradients of its next step.
-    std::vector<uint8_t> compared(came.begin(), came.end());
+    // A rank whose loss uses no parameter, or that caught an error, may have missed the last
+    // exchange: the others are still waiting in it, and would receive gradients of its next step.
+    std::vector<uint8_t> compared(has_gradient.begin(), has_gradient.end());
     compared.push_back(static_cast<uint8_t>(steps->value));
     set_control(*steps, 0);
     end([](size_t) { return true; }, compared);
@@ -409,8 +409,8 @@ DataParallel::DataParallel(models::Module& module, DataParallelOptions options) 
   }
   state_ = std::make_unique<State>(module, options);
   if (state_->passes() == 1) return;
-  State::to_stream(state_->after_group(state_->next_group()));
-  // A backward pass without a forward pass through it is refused from the beginning.
+  State::set_stream(state_->after_group(state_->next_group()));
+  // From now on a backward pass without a forward pass through ddp(x) throws.
   if (!context.gradients || !context.gradients->awaited()) context.gradients = state_->hook;
 }
 
@@ -421,13 +421,14 @@ void DataParallel::begin_pass() {
 }
 
 Tensor DataParallel::operator()(const Tensor& x) {
-  if (context.grad_enabled) state_->leave_other();  // Its stream is not the one to go back to.
+  if (context.grad_enabled)
+    state_->leave_other_stream();  // `before` must not be in the other's stream.
   const RngState before = rng_state();
   begin_pass();
-  const uint64_t begun = rng_state().draw;
+  const uint64_t at_start = rng_state().draw;
   Tensor y = state_->module(x);
-  // Maybe an evaluation, of which nothing may be left: recorded steps draw from where they start.
-  if (!state_->module.is_training() && rng_state().draw == begun && begun != before.draw) {
+  // Perhaps an evaluation, which must not move the stream: recorded steps draw from its position.
+  if (!state_->module.is_training() && rng_state().draw == at_start && at_start != before.draw) {
     set_rng_state(before);
   }
   return y;

@@ -1,5 +1,5 @@
 #pragma once
-// One model on several processes: each computes on its part of a batch, gradients are averaged.
+// Data parallelism: each rank computes on its part of a batch, and the gradients are averaged.
 
 #include <memory>
 #include <string>
@@ -10,47 +10,48 @@
 namespace brrr::dist {
 
 struct DataParallelOptions {
-  /// Backward passes of this rank that make one step; gradients are exchanged in the last of them
-  /// and are the mean over all passes of all ranks. An optimiser's step, clip_grad_norm_ and
-  /// GradScaler::unscale_ are refused before that.
+  /// Backward passes of this rank per step. The last one exchanges the gradients, which are then
+  /// the mean over all passes of all ranks. An optimiser's step, clip_grad_norm_ and
+  /// GradScaler::unscale_ throw before that.
   int64_t accumulate = 1;
-  /// Gradients travel in buckets of about so many bytes, while others are still being computed.
-  /// 0: a quarter of the model, at least 1 MB and at most 25 MB: each costs a computation without a
-  /// processor to spare some 100 us.
+  /// Gradients are exchanged in buckets of about this many bytes while others are still being
+  /// computed. 0: a quarter of the model, at least 1 MB and at most 25 MB. Each bucket costs about
+  /// 100 us of computation if no processor is idle.
   int64_t bucket_bytes = 0;
-  /// The passes of all ranks are summed in their order, so that any division of the same passes
-  /// among processes gives the same bits. With `accumulate` above 1 that takes a set of gradients a
-  /// pass, and their bytes on the way, on every rank but the first. If false, each rank sums its
-  /// own passes, and then the ranks are summed.
+  /// Gradients are summed pass by pass, over all ranks in order, so that any division of the same
+  /// passes among processes gives the same bits. With `accumulate` above 1 every rank but the first
+  /// keeps and sends one set of gradients per pass. If false, each rank first sums its own passes,
+  /// and these sums are then added over the ranks.
   bool in_order = true;
-  /// Each rank keeps the optimiser's state of a part of the parameters, about 1 / size() of their
-  /// bytes, updates those and sends them to the others (ZeRO, stage 1). The bits are the same.
-  /// Optimisers are made after the DataParallel; their state_dict(), and save_checkpoint(), are
-  /// calls of all ranks, and rank 0 gets the whole. A step sends half as much again as without:
-  /// every rank gets the gradients, 2 (N - 1) / N of their bytes, and then the new parameters.
+  /// Each rank keeps the optimiser's state for a part of the parameters, about 1 / size() of their
+  /// bytes, updates that part and sends it to the others (ZeRO, stage 1). The bits are the same.
+  /// Construct optimisers after the DataParallel. Their state_dict() and save_checkpoint() become
+  /// collective calls, and rank 0 gets the complete state. A step sends half as much again: every
+  /// rank gets all gradients, 2 (N - 1) / N of their bytes, and then the new parameters.
   bool shard_optimizer = false;
-  /// The same for gradients (stage 2), and so for the optimiser: after backward each rank keeps
-  /// those of its part, which optimisers, clip_grad_norm_ and GradScaler find, and p.grad() is
-  /// undefined. Clear them by zero_grad() of the optimiser or the module; p.set_grad({}) does not
-  /// reach them. A step sends 2 (N - 1) / N of the gradients' bytes, with clipping some 1 / 4096
-  /// more, on GPUs (N - 1) / N. A sum is awaited while the next one is on its way, so that no more
-  /// than two buckets of all gradients are there at a time.
+  /// Also shards the gradients (ZeRO, stage 2); implies shard_optimizer. After backward each rank
+  /// keeps only the gradients of its part, which optimisers, clip_grad_norm_ and GradScaler use;
+  /// p.grad() is undefined. Clear them by zero_grad() of the optimiser or module; p.set_grad({})
+  /// does not reach them. A step sends 2 (N - 1) / N of the gradients' bytes, with clipping about
+  /// 1 / 4096 more, on GPUs (N - 1) / N more. The sum of one bucket is awaited while the next is in
+  /// flight, so that at most two buckets of unsharded gradients exist at a time.
   bool shard_gradients = false;
 };
 
-/// Optimisers tell that they drop gradients of these.
+/// Called by optimisers and modules that drop the gradients of these parameters.
 void gradients_dropped(const std::vector<Tensor>& parameters);
-/// `who` is about to use gradients of these, by an optimiser's step if it `updates` them: throws
-/// between the passes of a step, and where shard_gradients has left one that no rank has exchanged.
+/// Called by `who` before it reads the gradients of these parameters, with `updates` by an
+/// optimiser's step. Throws between the passes of a step, and where shard_gradients finds a
+/// gradient that has not been exchanged.
 void gradients_used(const char* who, const std::vector<Tensor>& parameters, bool updates = false);
 
 /// The text of rank `root`, on every rank.
 std::string broadcast_text(const std::string& text, int root);
-/// Throws brrr::Error on every rank, "<what> differ: rank 0 has .., rank 1 has ..", unless all have
-/// the same lines.
+/// Throws brrr::Error on every rank, "<what> differ: rank 0 has .., rank 1 has ..", unless all
+/// ranks pass the same lines.
 void check_alike(const std::string& what, const std::vector<std::string>& lines);
 
-/// Keeps the copies of a model alike on all ranks:
+/// Keeps the ranks' copies of a model equal:
 ///
 ///     brrr::dist::DataParallel ddp(model);
 ///     Tensor loss = brrr::cross_entropy(ddp(x), y);   // x, y: this rank's part
@@ -60,39 +61,37 @@ void check_alike(const std::string& what, const std::vector<std::string>& lines)
 ///
 /// N ranks give the bits of one process that makes N passes over the same parts (`accumulate` = N,
 /// the same DataParallel): sums are taken in rank order, and every pass draws its random numbers
-/// from a stream of its own, so that dropout belongs to the part and not to the rank, whatever one
-/// rank draws between steps. Eager or in a recorded step. Alone it only averages over `accumulate`.
-/// Neither copied nor moved; it outlives the steps that were recorded with it.
+/// from its own stream, so that dropout depends on the part and not on the rank, whatever a rank
+/// draws between steps. Works eagerly and in a recorded step. With one process it only averages
+/// over `accumulate`. Neither copied nor moved; must outlive the steps that were recorded with it.
 ///
-/// All ranks use the same parameters in a step, or all get an Error that names them (steps recorded
-/// for linked GPUs compare only with BRRR_DIST_CHECK=1, when they are recorded). A rank whose loss
-/// reaches none of them waits for nobody: all learn of it in the next exchange, as the number of
-/// steps of optimisers since the last one has to be the same. Several forward passes before one
-/// backward pass are one pass; so is one whose result is not used: evaluate under NoGradGuard, or
-/// in eval() mode, where nothing is drawn. Backward passes into the parameters without ddp(x) are
-/// refused in the thread that made the DataParallel; go backward in that thread. Where one of a
-/// step's `accumulate` passes throws, zero_grad() of all parameters that require a gradient begins
-/// the step anew, in one call or in several; a recorded step does that by itself. Its limits:
-/// without zero_grad() before a step the old gradient is averaged with the passes, and that is not
-/// what accumulation makes of it (with shard_gradients it is added as it is). Buffers are rank 0's
-/// in the beginning only; what a forward pass writes into them is the rank's own, and rank 0's are
-/// saved. Inside another DataParallel's forward pass it is refused: one backward pass has one that
-/// exchanges.
+/// All ranks must use the same parameters in a step; otherwise all get an Error that names them
+/// (steps recorded for GPUs linked by NCCL compare only with BRRR_DIST_CHECK=1, when recorded). A
+/// rank whose loss reaches no parameter takes part in no exchange: the next exchange reports this,
+/// because it compares the number of optimiser steps since the last one. Several forward passes
+/// before one backward pass count as one pass, and so does a forward pass whose result is not used:
+/// evaluate under NoGradGuard, or in eval() mode, where nothing is drawn. A backward pass into the
+/// parameters without ddp(x) throws, but only in the thread that made the DataParallel: run
+/// backward there. If one of a step's `accumulate` passes throws, zero_grad() of all parameters
+/// that require a gradient, in one call or several, restarts the step; a recorded step does so
+/// itself. Limits: without zero_grad() before a step the old gradient is averaged with the passes,
+/// which differs from plain accumulation (with shard_gradients it is added unscaled). Buffers are
+/// copied from rank 0 at construction only; what a forward pass writes into them stays local, and
+/// rank 0's are saved. A forward pass inside another DataParallel's throws: only one of them can
+/// exchange the gradients of a backward pass.
 class DataParallel : NotCopied {
  public:
-  /// Every rank makes the same call at the same point: parameters and buffers become rank 0's.
-  /// Throws brrr::Error, naming what differs, if the ranks' models, dtypes or seeds do. Move or
-  /// convert the model before.
+  /// A collective call: parameters and buffers become rank 0's. Throws brrr::Error, naming the
+  /// difference, if the ranks' models, dtypes or seeds differ. Move or convert the model before.
   explicit DataParallel(models::Module& module, DataParallelOptions options = {});
   ~DataParallel();
 
-  /// The module's forward; what backward then gives is exchanged.
+  /// The module's forward; the gradients of the backward pass that follows are exchanged.
   Tensor operator()(const Tensor& x);
-  /// The same for a model that computes its loss otherwise: before its forward pass.
+  /// The same for a model with another forward function: call this before it.
   void begin_pass();
   models::Module& module() const;
-  /// What it makes of a batch of all ranks and passes, dim 0 of which they divide: this rank's
-  /// part.
+  /// This rank's part of a batch of all ranks and passes, whose dim 0 they divide.
   Tensor part(const Tensor& batch) const;
 
   struct State;

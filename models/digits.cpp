@@ -19,7 +19,7 @@ struct Point {
   double x, y;
 };
 
-// The pen's way through each digit, in a unit square with y down: x, y, x, y and so on.
+// The polyline of each digit as x, y pairs, in a unit square with y pointing down.
 const std::vector<double> kStrokes[10] = {
     {.5, .05, .75, .18, .85, .5, .75, .82, .5, .95, .25, .82, .15, .5, .25, .18, .5, .05},
     {.3, .25, .55, .05, .55, .5, .55, .95},
@@ -34,7 +34,7 @@ const std::vector<double> kStrokes[10] = {
     {.78, .35, .6, .5, .35, .48, .2, .28, .4, .06, .68, .1, .8, .35, .7, .7, .5, .95},
 };
 
-// A line from a to b with a soft edge one pixel wide; lines join by the darker of two values.
+// Draws a line from a to b with a soft edge one pixel wide; overlapping lines take the maximum.
 void draw_line(float* image, Point a, Point b, double radius) {
   const double margin = radius + 1;
   const auto low = [&](double v) { return std::max(0, static_cast<int>(std::floor(v - margin))); };
@@ -73,12 +73,12 @@ void draw_digit(float* image, int64_t digit, CounterRng& rng) {
 }
 
 void add_noise(float* image, CounterRng& rng) {
-  // A short stray stroke, so that no pixel is a sure sign.
+  // A short stray stroke, so that no single pixel identifies a digit.
   const Point a{rng.uniform(0, kSide), rng.uniform(0, kSide)};
   draw_line(image, a, {a.x + 3 * rng.normal(), a.y + 3 * rng.normal()}, 0.6);
   const double contrast = rng.uniform(0.5, 1.0);
   for (int i = 0; i < kPixels; ++i) {
-    // Two uniforms from one draw make a triangle, which is close enough to a bell and cheap.
+    // The difference of two uniforms from one draw, triangular: a cheap substitute for a normal.
     const uint64_t bits = rng.next();
     const double noise = static_cast<double>(bits >> 32) * 0x1p-32 -
                          static_cast<double>(bits & 0xffffffff) * 0x1p-32;

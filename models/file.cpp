@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 // --- reading -------------------------------------------------------------------------------------
 
 InputFile::InputFile(const std::string& path) : path_(path) {
-  // Not blocking: opening a pipe must not wait for its writer.
+  // O_NONBLOCK: opening a pipe must not wait for its writer.
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   BRRR_CHECK(fd_ >= 0, "cannot open {}: {}", path, std::strerror(errno));
   struct stat info;
@@ -56,14 +56,14 @@ std::string InputFile::read(uint64_t offset, uint64_t bytes) const {
   try {
     text.resize(bytes);
   } catch (const std::bad_alloc&) {
-    fail("cannot read {}: there is no memory for {} bytes of it", path_, bytes);
+    fail("cannot read {}: out of memory for {} bytes of it", path_, bytes);
   }
   read(text.data(), offset, bytes);
   return text;
 }
 
 MappedFile::MappedFile(const std::string& path) : InputFile(path) {
-  if (size_ == 0) return;  // Nothing to map, which mmap refuses.
+  if (size_ == 0) return;  // mmap rejects a length of 0.
   data_ = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_, 0);
   BRRR_CHECK(data_ != MAP_FAILED, "cannot map {}: {}", path, std::strerror(errno));
 }
@@ -83,7 +83,7 @@ void MappedFile::check() const {
 
 namespace {
 
-// A file under a temporary name, removed unless it was renamed.
+// A file with a temporary name, removed by the destructor unless commit() has renamed it.
 class TemporaryFile : NotCopied {
  public:
   explicit TemporaryFile(const fs::path& target)
@@ -96,7 +96,7 @@ class TemporaryFile : NotCopied {
     if (!renamed_) ::unlink(path_.c_str());
   }
 
-  /// A private file stays private.
+  /// Sets the target's permissions, so that a private file stays private.
   void keep_mode(fs::perms mode) {
     if (::fchmod(fd_, static_cast<mode_t>(mode) & 07777) != 0) give_up("cannot set the mode of");
   }
@@ -116,8 +116,8 @@ class TemporaryFile : NotCopied {
     if (::fsync(fd_) != 0) give_up("cannot sync");
     if (std::rename(path_.c_str(), target_.c_str()) != 0) give_up("cannot rename");
     renamed_ = true;
-    ::close(std::exchange(fd_, -1));  // Only now: the lock goes with it.
-    // Makes the rename itself durable. Some file systems cannot sync a directory; the file is whole
+    ::close(std::exchange(fd_, -1));  // After the rename, because this releases the lock.
+    // Makes the rename durable. Some file systems cannot sync a directory; the file is complete
     // either way.
     const int directory = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (directory < 0) return;
@@ -126,14 +126,14 @@ class TemporaryFile : NotCopied {
   }
 
  private:
-  // The lock, which ends with the process, tells a file in use from one whose writer was killed.
-  // False if another process took the new file for one of those before it was locked.
+  // The lock, which ends with the process, distinguishes a file in use from one whose writer was
+  // killed. False if another process removed the new file as stale before it was locked.
   bool create() {
     static std::atomic<unsigned> counter{0};
     const std::string name = fmt::format("{}{}-{}.tmp", prefix(), ::getpid(), counter++);
     path_ = (target_.parent_path() / name).string();
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    // A name that is taken belongs to a killed process of the same number.
+    // If the name exists, it belongs to a killed process with the same pid.
     if (fd_ < 0 && errno == EEXIST) return false;
     BRRR_CHECK(fd_ >= 0, "cannot write {}: {}", target_.string(), std::strerror(errno));
     struct stat info;
@@ -143,14 +143,14 @@ class TemporaryFile : NotCopied {
     return false;
   }
 
-  // What killed processes have left beside the target. Failing here is no reason not to write.
+  // Removes what killed processes have left beside the target. Ignores errors.
   void remove_stale() const {
     static const auto& ending = *new std::regex("[0-9]+-[0-9]+\\.tmp");
-    const std::string ours = prefix();
+    const std::string own = prefix();
     std::error_code none;
     for (fs::directory_iterator it(folder_, none), end; !none && it != end; it.increment(none)) {
       const std::string name = it->path().filename().string();
-      if (!name.starts_with(ours) || !std::regex_match(name.substr(ours.size()), ending)) continue;
+      if (!name.starts_with(own) || !std::regex_match(name.substr(own.size()), ending)) continue;
       const int fd = ::open(it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
       if (fd < 0) continue;
       if (::flock(fd, LOCK_EX | LOCK_NB) == 0) ::unlink(it->path().c_str());
@@ -158,7 +158,7 @@ class TemporaryFile : NotCopied {
     }
   }
 
-  // File systems take names of 255 bytes: of a long one its begin, in whole characters.
+  // File names are limited to 255 bytes: truncates a long one to 200, at a character boundary.
   std::string prefix() const {
     const std::string name = target_.filename().string();
     size_t n = std::min<size_t>(name.size(), 200);
@@ -179,8 +179,8 @@ class TemporaryFile : NotCopied {
 
 }  // namespace
 
-fs::path behind_links(fs::path path) {
-  constexpr int most_links = 40;  // As the system follows.
+fs::path resolve_links(fs::path path) {
+  constexpr int most_links = 40;  // Linux's own limit.
   std::error_code none;
   for (int links = 0; links < most_links && fs::is_symlink(path, none); ++links) {
     path = path.parent_path() / fs::read_symlink(path, none);
@@ -188,8 +188,8 @@ fs::path behind_links(fs::path path) {
   return path;
 }
 
-// A link stays a link: what it points to, which may not exist yet, is replaced.
-static fs::path replaced_by(const std::string& path) {
+// A symbolic link is kept: its target, which may not exist yet, is replaced.
+static fs::path target_of(const std::string& path) {
   std::error_code none;
   fs::path target = path;
   BRRR_CHECK(target.has_filename(), "cannot write \"{}\": it names no file", path);
@@ -197,19 +197,19 @@ static fs::path replaced_by(const std::string& path) {
   BRRR_CHECK(none != std::errc::filename_too_long, "cannot write {}: {}", path, none.message());
   BRRR_CHECK(!fs::exists(there) || fs::is_regular_file(there),
              "cannot write {}: it is not a regular file, and would be replaced by one", path);
-  // Its folder would allow it all the same.
+  // A rename needs write permission for the directory only: check the file's explicitly.
   BRRR_CHECK(!fs::exists(there) || ::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) == 0,
              "cannot write {}: {}; it is protected, and would be replaced", path,
              std::strerror(errno));
-  target = behind_links(target);
+  target = resolve_links(target);
   BRRR_CHECK(!fs::is_symlink(target, none), "cannot write {}: its links lead to no file", path);
   return target;
 }
 
-void check_replaceable(const std::string& path) { const TemporaryFile tried(replaced_by(path)); }
+void check_replaceable(const std::string& path) { const TemporaryFile tried(target_of(path)); }
 
 void replace_file(const std::string& path, const std::vector<Bytes>& parts) {
-  const fs::path target = replaced_by(path);
+  const fs::path target = target_of(path);
   TemporaryFile file(target);
   if (std::error_code none; fs::exists(target, none)) {
     file.keep_mode(fs::status(target, none).permissions());

@@ -1,5 +1,5 @@
 #pragma once
-// Files that may be hostile, and files that must not be lost.
+// Reads files without trusting their content, and replaces files without losing the old content.
 
 #include <cstdint>
 #include <filesystem>
@@ -29,16 +29,16 @@ class InputFile : NotCopied {
   uint64_t size_ = 0;
 };
 
-/// A regular file's bytes as read-only memory, fetched from the disk as they are touched. Who
-/// replaces the file, as replace_file() does, leaves the mapping as it was. Who cuts it short in
-/// place takes pages away, and touching one of those kills the process: check() before every use
-/// turns that into an error, unless it happens between the two.
+/// A regular file mapped read-only; pages are read from disk when they are touched. Replacing the
+/// file, as replace_file() does, leaves the mapping unchanged. Truncating it in place removes
+/// pages, and touching one of those kills the process (SIGBUS): check() before every use turns that
+/// into an error, unless the file is truncated between check() and the use.
 class MappedFile : public InputFile {
  public:
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   const void* data() const { return data_; }
-  /// Throws if the file has become smaller than it was when it was opened.
+  /// Throws if the file is now smaller than when it was opened.
   void check() const;
 
  private:
@@ -49,16 +49,16 @@ struct Bytes {
   const void* data;
   size_t size;
 };
-/// Replaces the file by the parts, one after the other. They go to a temporary file beside it,
-/// which is synced and renamed: whatever happens, `path` holds the old content or the new. A file
-/// that may not be written is not replaced either. What killed processes left of such files for
-/// this `path` is removed.
+/// Replaces the file's content by the concatenated parts. They are written to a temporary file in
+/// the same directory, which is synced and renamed: whatever happens, `path` holds the old content
+/// or the new. Throws if the file exists and is not writable. Also removes temporary files that
+/// killed processes left for this `path`.
 void replace_file(const std::string& path, const std::vector<Bytes>& parts);
-/// What a chain of links leads to, which need not be there; a link, if it is longer than those that
-/// the system follows.
-std::filesystem::path behind_links(std::filesystem::path path);
-/// Throws what keeps replace_file() from beginning: to be asked before hours are spent on the
-/// parts.
+/// The target of a chain of symbolic links, which need not exist; still a link if the chain is
+/// longer than the system follows.
+std::filesystem::path resolve_links(std::filesystem::path path);
+/// Throws what would keep replace_file() from starting: call it before spending hours on the
+/// content.
 void check_replaceable(const std::string& path);
 
 }  // namespace brrr

@@ -25,11 +25,12 @@ void check_sample(const char* op, double temperature, int64_t top_k, double top_
 
 const GenerateOptions& checked(const GenerateOptions& o) {
   check_sample("generate", o.temperature, o.top_k, o.top_p);
-  BRRR_CHECK(o.tokens >= 0, "generate: {} tokens asked; give 0 or more", o.tokens);
+  BRRR_CHECK(o.tokens >= 0, "generate: tokens is {}; give 0 or more", o.tokens);
   return o;
 }
 
-// By the largest of each row: that is finite unless one is NaN or infinity, or all are -infinity.
+// Checks logits by the maximum of each row, which is finite unless one logit is NaN or infinity or
+// all are -infinity.
 void check_finite(const char* op, int64_t vocab, const Tensor& largest) {
   const auto values = largest.to(kFloat64).to_vector<double>();
   for (size_t row = 0; row < values.size(); ++row) {
@@ -44,18 +45,18 @@ Tensor largest_of(const Tensor& logits, const Tensor& ids) {
   return gather(logits, 1, ids.unsqueeze(1)).squeeze(1);
 }
 
-// Of logits that have not been looked at.
+// Like sample(), without its checks of the logits.
 Tensor draw(const Tensor& logits, const SampleOptions& o) {
   if (o.temperature == 0) return logits.argmax(1);
   const int64_t vocab = logits.size(1), k = std::min(o.top_k ? o.top_k : vocab, vocab);
   const Tensor wide = itemsize(logits.dtype()) < 4 ? logits.to(kFloat32) : logits;
-  // With the largest logit at 0 a small temperature overflows to -inf only; one that float32 does
-  // not hold would make it 0 / 0, or -inf / inf.
+  // With the largest logit shifted to 0, a small temperature can overflow only to -inf. The clamp
+  // excludes temperatures that float32 cannot represent, which would give 0 / 0 or -inf / inf.
   const Tensor scaled = (wide - wide.max({1}, true)) / std::clamp(o.temperature, 1e-30, 1e30);
   if (k == vocab && o.top_p == 1) return multinomial(softmax(scaled, 1), 1).squeeze(1);
   auto [values, ids] = topk(scaled, k, 1);
   Tensor p = softmax(values, 1);
-  // Tokens after those that reach top_p; the first always stays.
+  // Zeroes the tokens after those that together reach top_p, but never the first.
   if (o.top_p < 1) p = where(cumsum(p, 1) - p >= std::max(o.top_p, 1e-30), 0.0, p);
   return gather(ids, 1, multinomial(p, 1)).squeeze(1);
 }
@@ -72,7 +73,7 @@ Tensor sample(const Tensor& logits, const SampleOptions& o) {
     const Tensor ids = draw(logits, o);
     if (o.temperature == 0) check_finite("sample", logits.size(1), largest_of(logits, ids));
     return ids;
-  } catch (const Error&) {  // Of another op: about the weights that it was given.
+  } catch (const Error&) {  // multinomial's error is about its weights: report the logits first.
     check_finite("sample", logits.size(1), logits.max({1}));
     throw;
   }
@@ -114,15 +115,15 @@ std::vector<int64_t> Generator::operator()(const std::vector<int64_t>& prompt) {
   check_host_access("generate", nullptr);
   std::optional<RngScope> own;
   if (options_.seed) own.emplace(*options_.seed);
-  const AutocastGuard no_autocast(kFloat32);  // The cache has the weights' dtype.
+  const AutocastGuard no_autocast(kFloat32);  // The cache needs keys and values in its own dtype.
 
   const std::vector<int64_t> given(prompt.end() - std::min(std::ssize(prompt), o.block),
                                    prompt.end());
   std::vector<Tensor> context = tensor(given).to(positions_.device()).split(1);
   int64_t fed = 0;
   try {
-    return add_to(context, fed);
-  } catch (const Error&) {  // Of another op, on a GPU about a token before.
+    return append_to(context, fed);
+  } catch (const Error&) {  // E.g. multinomial's, on a GPU of an earlier token: check the logits.
     const int64_t at = std::min(fed, o.block - 1);
     const Tensor position = positions_.narrow(0, at, 1);
     check_logits(gpt_.forward(context[at].unsqueeze(0), position, cache_).max({1}));
@@ -136,17 +137,17 @@ void Generator::check_logits(const Tensor& largest) const {
   }
 }
 
-// Ids stay on the device until the end: nothing waits for a token that nobody asks for.
-std::vector<int64_t> Generator::add_to(std::vector<Tensor>& context, int64_t& fed) {
+// Ids stay on the device until the end, so that the host waits for a token only if on_token is set.
+std::vector<int64_t> Generator::append_to(std::vector<Tensor>& context, int64_t& fed) {
   const GPTOptions& o = gpt_.options();
-  std::vector<Tensor> made, largest;
-  while (std::ssize(made) < options_.tokens) {
+  std::vector<Tensor> generated, largest;
+  while (std::ssize(generated) < options_.tokens) {
     if (fed == o.block) {
       context.erase(context.begin(), context.end() - std::max<int64_t>(1, o.block / 2));
       fed = 0;
     }
     if (fed == 0) {
-      // What is masked counts 0 times, but a NaN of an earlier context would stay one.
+      // Masked slots have weight 0, but 0 * NaN, from an earlier context, would be NaN.
       for (const LayerCache& layer : cache_.layers) {
         layer.keys.zero_();
         layer.values.zero_();
@@ -157,15 +158,15 @@ std::vector<int64_t> Generator::add_to(std::vector<Tensor>& context, int64_t& fe
       next = step_(context[fed], positions_.narrow(0, fed, 1));
     }
     context.push_back(next[0]);
-    made.push_back(next[0]);
+    generated.push_back(next[0]);
     if (next.size() > 1) largest.push_back(next[1]);
     if (!options_.on_token) continue;
     if (next.size() > 1) check_logits(next[1]);
     options_.on_token(next[0].item<int64_t>());
   }
-  if (made.empty()) return {};
+  if (generated.empty()) return {};
   if (!largest.empty()) check_logits(cat(largest));
-  return cat(made).to_vector<int64_t>();
+  return cat(generated).to_vector<int64_t>();
 }
 
 std::vector<int64_t> generate(GPT& gpt, const std::vector<int64_t>& prompt,

@@ -1,5 +1,5 @@
 #pragma once
-// Text from a GPT, token by token, with a key-value cache.
+// Generates tokens with a GPT and a key-value cache.
 
 #include <functional>
 #include <optional>
@@ -17,58 +17,58 @@ struct SampleOptions {
                              ///< after top_k (Holtzman et al., "nucleus sampling", 2020).
 };
 
-/// Draws a token id, int64 [rows], for each row of logits [rows, vocab], on the random stream (one
-/// draw, none at temperature 0). Among equal logits the lowest id counts as the likelier. -infinity
-/// is never drawn; throws where a row has NaN, infinity or nothing else (inside a recorded step of
-/// temperature 0 that takes the likeliest all the same, NaN before all).
+/// Draws a token id, int64 [rows], for each row of logits [rows, vocab], from the random stream
+/// (one draw, none at temperature 0). Of equal logits the lowest id ranks first. -infinity is never
+/// drawn; throws if a row has NaN or +infinity, or only -infinity (at temperature 0 inside a
+/// recorded step it takes the argmax without this check; NaN ranks highest).
 Tensor sample(const Tensor& logits, const SampleOptions& options = {});
 
 struct GenerateOptions {
-  int64_t tokens = 256;  ///< How many to generate.
+  int64_t tokens = 256;  ///< Number of tokens to generate.
   double temperature = 1.0;
   int64_t top_k = 0;
   double top_p = 1.0;
-  /// Each call draws from a stream that starts here and leaves the global one as it was; without
-  /// a seed it draws from the global one.
+  /// With a seed each call draws from its own stream, seeded so, and leaves the global one
+  /// unchanged; without one it draws from the global stream.
   std::optional<uint64_t> seed = {};
   Mode mode = Mode::Eager;
-  /// Called inside the call with each new id, in order, once it is there. On a GPU every token is
-  /// waited for then. What it throws ends the call.
+  /// Called with each new id, in order, as soon as it has been computed; on a GPU this waits for
+  /// every token. An exception from it ends the call.
   std::function<void(int64_t)> on_token = {};
 };
 
-/// Generates from one GPT again and again: the cache and the recording are made once. Prompt tokens
-/// go through the same step as new ones, one at a time, with the position as an input, so graph
-/// mode needs a single recording, whatever the lengths.
+/// Generates repeatedly from one GPT; creates the cache and the recording once. Prompt tokens go
+/// through the same step as new ones, one at a time, with the position as an input, so graph mode
+/// needs a single recording for all lengths.
 ///
-/// A context that has filled the block is cut to its last block / 2 tokens, which are fed again
-/// from position 0: any number of tokens can be generated, each seeing between block / 2 and block
-/// tokens, and positions mean what they meant in training.
+/// When the context has filled the block it is cut to its last block / 2 tokens, which are fed
+/// again from position 0. So any number of tokens can be generated, each with a context of block /
+/// 2 to block tokens, and positions mean what they meant in training.
 class Generator : NotCopied {
  public:
-  /// `gpt` must outlive it and stay on its device and dtype. Options as for generate.
+  /// `gpt` must outlive it and keep its device and dtype. Options as for generate.
   Generator(GPT& gpt, const GenerateOptions& options);
-  /// New ids after `prompt`, of which the last `block` count. Runs without dropout and gradients;
-  /// the module's mode is as before afterwards. Threads may use Generators of their own of one GPT
-  /// at the same time if it is in eval mode: else one ends it for all.
+  /// The new ids after `prompt`, of which the last `block` tokens are used. Runs without dropout
+  /// and gradients; restores the module's train/eval mode. Threads may run Generators of their own
+  /// on one GPT concurrently if it is in eval mode; otherwise one switches the mode for all.
   std::vector<int64_t> operator()(const std::vector<int64_t>& prompt);
-  /// Of the step that one token takes.
+  /// The statistics of the step that computes one token.
   StepStats stats() const { return step_.stats(); }
 
  private:
-  /// The new ids after `context`, to which it adds them. `fed` tokens of that are in the cache.
-  std::vector<int64_t> add_to(std::vector<Tensor>& context, int64_t& fed);
+  /// Generates ids and appends them to `context`, whose first `fed` tokens are in the cache.
+  std::vector<int64_t> append_to(std::vector<Tensor>& context, int64_t& fed);
   void check_logits(const Tensor& largest) const;
   GPT& gpt_;
   GenerateOptions options_;
   KeyValueCache cache_;
-  Tensor positions_;  // Not the cache's slots: one moves against the other from call to call.
-  /// The next id; at temperature 0 its logit, too.
+  Tensor positions_;  // A copy of cache_.slots: with one storage their relative offset would vary.
+  /// Returns the next id, and at temperature 0 also its logit.
   Step<std::function<std::vector<Tensor>(const Tensor&, const Tensor&)>> step_;
 };
 
-/// The `options.tokens` ids that a Generator adds to `prompt`. Throws unless the prompt has a token
-/// and all of them are in [0, vocab), and where logits are such as sample() refuses.
+/// The `options.tokens` ids that a Generator appends to `prompt`. Throws if the prompt is empty or
+/// has an id outside [0, vocab), and for logits for which sample() throws.
 std::vector<int64_t> generate(GPT& gpt, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options = {});
 

@@ -120,8 +120,8 @@ GPT::GPT(const GPTOptions& o)
   register_module("h", h_);
   register_module("ln_f", *ln_f_);
   register_module("lm_head", lm_head_);
-  // Residual projections as in section 2.3 of the paper; 0.02 throughout as in Hugging Face's
-  // transformers (OpenAI's own code starts the positions at 0.01). Norms start as what they are.
+  // Residual projections as in section 2.3 of the paper; 0.02 elsewhere as in Hugging Face's
+  // transformers (OpenAI's own code initialises positions with 0.01). Norm weights stay 1.
   NoGradGuard guard;
   const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(o.layers));
   for (const auto& [name, p] : named_parameters()) {
@@ -138,7 +138,7 @@ Tensor GPT::forward(const Tensor& ids) {
   Tensor x = wte_(ids);
   if (wpe_) {
     const int64_t time = ids.size(1);
-    // The whole table needs no view, whose gradient would be a table of its own.
+    // For the full table use no view: the gradient of a view would allocate another table.
     x = x + (time == options_.block ? wpe_->weight : wpe_->weight.narrow(0, 0, time));
   }
   return lm_head_((*ln_f_)(h_(drop_(x))));
@@ -175,10 +175,8 @@ Tensor GPT::forward(const Tensor& ids, const Tensor& position, const KeyValueCac
   BRRR_CHECK(cache.layers[0].keys.size(0) == ids.size(0),
              "GPT: ids {} for a cache of {} sequences; make one with make_cache({})", describe(ids),
              cache.layers[0].keys.size(0), ids.size(0));
-  // Else the cache would grow a history.
-  const NoGradGuard guard;
-  // Throws where there is none.
-  const Tensor slot = one_hot(position, options_.block);
+  const NoGradGuard guard;                                // Otherwise the cache would grow a tape.
+  const Tensor slot = one_hot(position, options_.block);  // Throws if position is out of range.
   const CachePosition at{position, slot.t(), (cache.slots <= position).unsqueeze(0)};
   Tensor x = wte_(ids);
   if (wpe_) x = x + (*wpe_)(position);

@@ -20,8 +20,8 @@ constexpr std::string_view kPrefix = "transformer.";
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kTable = "wte.weight";
 
-// The model's parameters under the file's names (without its prefix) and in its layout: a linear
-// weight is a Conv1D there, [in, out]. Transposed views serve to read and to write.
+// The model's parameters under the file's names (without its prefix) and in its layout, where the
+// projections are Conv1D weights, [in, out]. The transposed views serve for reading and writing.
 std::vector<NamedTensor> file_layout(const char* what, const GPT& gpt) {
   const GPTOptions& o = gpt.options();
   BRRR_CHECK(o.positions == "learned" && o.activation == "gelu" && o.norm == "layer" && o.bias,
@@ -37,7 +37,7 @@ std::vector<NamedTensor> file_layout(const char* what, const GPT& gpt) {
   return list;
 }
 
-// The file's tensors without prefix and masks, in the model's dtype.
+// The file's tensors without name prefix and without masks, converted to the model's dtype.
 StateDict without_prefix(const std::string& path, const StateDict& file, DType dtype) {
   StateDict dict;
   for (const auto& [full, t] : file) {
@@ -71,7 +71,7 @@ class Config {
                "gpt2_options: {}: {} must be a positive size, got {}", path_, key, shown(it));
     return it->get<int64_t>();
   }
-  /// A number or, where that is a bool, a flag; `otherwise` if the field is absent.
+  /// A number, or a JSON boolean if T is bool; `otherwise` if the field is absent.
   template <class T> T get(const char* key, T otherwise) const {
     constexpr bool flag = std::is_same_v<T, bool>;
     const auto it = value_.find(key);
@@ -80,7 +80,7 @@ class Config {
                path_, key, flag ? "true or false" : "a number", shown(it));
     return it->get<T>();
   }
-  /// Throws unless the field is absent or one of `known`; null is a value.
+  /// Throws unless the field is absent or one of `known`, which may include null.
   void expect(const char* key, const std::vector<json>& known) const {
     const auto it = value_.find(key);
     if (it == value_.end() || std::find(known.begin(), known.end(), *it) != known.end()) return;
@@ -90,7 +90,7 @@ class Config {
  private:
   std::string shown(const json::const_iterator& it) const {
     if (it == value_.end()) return "nothing";
-    // Which a hostile file nests deeper than the stack on which they are written.
+    // Not dumped: a hostile file could nest deeper than the stack allows.
     if (it->is_structured()) return it->is_array() ? "a list" : "an object";
     return it->dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 80);
   }
@@ -146,7 +146,7 @@ void save_gpt2(const std::string& path, const GPT& gpt) {
   for (const auto& [name, t] : file_layout("save_gpt2", gpt)) {
     dict[name == kHead ? name : std::string(kPrefix) + name] = t;
   }
-  // transformers refuses files that do not say which framework's layout they have.
+  // transformers rejects files whose metadata does not name a framework.
   save(path, dict, {{"format", "pt"}});
 }
 

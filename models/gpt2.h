@@ -8,15 +8,15 @@
 
 namespace brrr::models {
 
-/// The options that a config.json of model_type "gpt2" describes. What GPT does not do, another
-/// activation say, is an error that names the field.
+/// The options that a config.json of model_type "gpt2" describes. A setting that GPT does not
+/// support, for example another activation, is an error that names the field.
 GPTOptions gpt2_options(const std::string& config_path);
 
-/// Copies the weights of a file into `gpt`, which must be of GPT-2's kind (learned positions, gelu,
-/// layer norms, biases). Names may begin with "transformer."; projections are stored [in, out]
-/// there; the constant masks "attn.bias" and "attn.masked_bias" are passed over; without
-/// lm_head.weight the output layer is wte.weight. Floating dtypes are converted. Everything that
-/// is missing, unexpected or of another shape is listed in one error, before anything changes.
+/// Copies the weights of a file into `gpt`, which must have GPT-2's architecture (learned
+/// positions, gelu, layer norms, biases). Names may start with "transformer."; the file stores
+/// projections as [in, out]; its constant masks "attn.bias" and "attn.masked_bias" are ignored;
+/// without lm_head.weight the output layer is wte.weight. Floating dtypes are converted. All
+/// missing, unexpected and mismatched tensors are listed in one error, before anything changes.
 void load_gpt2(const std::string& path, GPT& gpt);
 /// Writes a file that load_gpt2 and transformers read, bit for bit what `gpt` holds.
 void save_gpt2(const std::string& path, const GPT& gpt);

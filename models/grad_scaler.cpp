@@ -14,10 +14,10 @@
 
 namespace brrr::optim {
 
-static constexpr double kLeast = 0x1p-126, kMost = 0x1p126;
+static constexpr double kMinScale = 0x1p-126, kMaxScale = 0x1p126;
 
 GradScaler::GradScaler(const GradScalerOptions& o) : options_(o) {
-  BRRR_CHECK(o.scale >= kLeast && o.scale <= kMost,
+  BRRR_CHECK(o.scale >= kMinScale && o.scale <= kMaxScale,
              "GradScaler: scale must be in [2^-126, 2^126], got {}", o.scale);
   BRRR_CHECK(o.growth >= 1 && std::isfinite(o.growth),
              "GradScaler: growth must be finite and at least 1, got {}", o.growth);
@@ -51,14 +51,14 @@ Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
   }
   NoGradGuard guard;
   const Tensor inverse = 1.0 / scale_;
-  // 0 * g is 0, or NaN where g is not finite, and so are sums of it: no sum overflows.
+  // 0 * g is 0, or NaN where g is not finite, and so is a sum of it, which cannot overflow.
   std::vector<Tensor> zeros;
   for (const Tensor& g : distinct_gradients(parameters)) {
     g.mul_(inverse);
     zeros.push_back((g * 0.0).sum().to(kFloat32));
   }
   set_control(*count_, static_cast<double>(divided_.size()));
-  // Of one rank there may be none where others have some.
+  // With sharded gradients a rank may have none while others do.
   const Tensor sum = zeros.empty() ? full({}, 0, kFloat32, options_.device) : stack(zeros).sum();
   const auto sharding = dist::Sharding::of(parameters);
   return isnan(sharding && sharding->gradients() ? dist::all_reduce(sum) : sum);
@@ -66,13 +66,13 @@ Tensor GradScaler::unscale_(const std::vector<Tensor>& parameters) const {
 
 void GradScaler::update(const Tensor& skipped) const {
   BRRR_CHECK(skipped.defined() && skipped.dtype() == kBool && skipped.dim() == 0,
-             "GradScaler::update: {} is no result of unscale_", describe(skipped));
+             "GradScaler::update: {} is not a result of unscale_", describe(skipped));
   set_control(*count_, 0);
   NoGradGuard guard;
   const Tensor good = good_steps_ + 1;
   const Tensor due = good >= options_.interval;
   const Tensor kept = where(due, scale_ * options_.growth, scale_);
-  scale_.copy_(where(skipped, scale_ * options_.backoff, kept).clamp(kLeast, kMost));
+  scale_.copy_(where(skipped, scale_ * options_.backoff, kept).clamp(kMinScale, kMaxScale));
   good_steps_.copy_(where(skipped | due, 0, good));
 }
 
@@ -84,8 +84,8 @@ void GradScaler::check_state_dict(const StateDict& dict) const {
   check_state("GradScaler::load_state_dict", state(), dict, true);
   const auto scale = dict.at("scale").item<double>();
   const auto good = dict.at("good_steps").item<int64_t>();
-  BRRR_CHECK(scale >= kLeast && scale <= kMost && good >= 0 && good <= INT64_MAX / 2,
-             "GradScaler::load_state_dict: a scale of {} after {} good steps is none of ours",
+  BRRR_CHECK(scale >= kMinScale && scale <= kMaxScale && good >= 0 && good <= INT64_MAX / 2,
+             "GradScaler::load_state_dict: a scale of {} after {} good steps is not a valid state",
              scale, good);
 }
 void GradScaler::load_state_dict(const StateDict& dict) const {

@@ -23,7 +23,7 @@ constexpr Element kElements[] = {
     {0x0c, "int32", 4, kInt32}, {0x0d, "float32", 4, kFloat32}, {0x0e, "float64", 8, kFloat64},
 };
 
-// Turns the order of bytes round, in place.
+// Reverses each element's bytes, in place.
 void swap_bytes(char* data, int64_t n, size_t size) {
   if (size == 1) return;
   for (int64_t i = 0; i < n; ++i) std::reverse(data + i * size, data + (i + 1) * size);
@@ -80,7 +80,7 @@ Tensor read_idx(const std::string& path) {
     swap_bytes(to, n, wide);
     return t;
   }
-  // A narrow integer in the high bytes of a wide one is moved down, with its sign.
+  // Widens int8 and int16 to int32: places them in the high bytes, then shifts arithmetically.
   const std::string narrow = file.read(data, have);
   std::fill_n(to, static_cast<size_t>(n) * wide, '\0');
   for (int64_t i = 0; i < n; ++i) std::copy_n(narrow.data() + i * bytes, bytes, to + i * wide);
@@ -114,7 +114,7 @@ void write_idx(const std::string& path, const Tensor& t) {
   replace_file(path, {{header.data(), header.size()}, {data.data(), data.size()}});
 }
 
-// Both spellings of the names are in circulation: with a dash and with a dot.
+// MNIST is distributed with both "-" and "." before "idx".
 static std::string find_file(const std::string& directory, const std::string& stem,
                              const std::string& end) {
   namespace fs = std::filesystem;

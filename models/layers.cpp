@@ -11,7 +11,7 @@
 
 namespace brrr::models {
 
-// PyTorch's default, kaiming_uniform_ with a = sqrt(5), comes to the same bound.
+// The bound of PyTorch's default, kaiming_uniform_ with a = sqrt(5).
 static Tensor uniform(const IntList& sizes, int64_t in, int64_t out) {
   BRRR_CHECK(in > 0 && out > 0, "Linear: sizes must be positive, got {} and {}", in, out);
   NoGradGuard guard;

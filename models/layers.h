@@ -1,7 +1,7 @@
 #pragma once
-// Layers: modules around one op, and a row of them. Weights have PyTorch's layout and initial
-// distribution. To set one, write it (weight.copy_(..) under NoGradGuard): the module knows the
-// tensor, not the member, so that another tensor in its place would be neither trained nor saved.
+// Layers: modules around one op each, and Sequential. Weights have PyTorch's layout and initial
+// distribution. To set one, write into it (weight.copy_(..) under NoGradGuard): a module registers
+// the tensor, not the member, so one assigned to the member would be neither trained nor saved.
 
 #include <functional>
 #include <memory>
@@ -19,7 +19,7 @@ class Linear : public Module {
   const Tensor weight, bias;  ///< bias is undefined without one.
 };
 
-/// Rows of a table [n, width] by int64 ids: [..] -> [.., width]. Starts standard normal.
+/// Looks up rows of a table [n, width] by int64 ids: [..] -> [.., width]. Starts standard normal.
 class Embedding : public Module {
  public:
   Embedding(int64_t n, int64_t width);
@@ -27,12 +27,12 @@ class Embedding : public Module {
   const Tensor weight;
 };
 
-/// Normalises over the trailing dims `normalized` (one size, or IntList{2, 3}), then scales and
-/// shifts, the latter unless `bias` is false (Ba et al., 2016).
+/// Normalises over the trailing dims of sizes `normalized` (one size, or IntList{2, 3}), then
+/// multiplies by weight and, unless `bias` is false, adds bias (Ba et al., 2016).
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(const IntList& normalized, double eps = 1e-5, bool bias = true);
-  /// LayerNorm({2, 3}), which could else be a copy of one of size 2.
+  /// LayerNorm({2, 3}), which could otherwise mean a copy of LayerNorm(2, 3), of size 2 and eps 3.
   template <size_t n>
   explicit LayerNorm(const int64_t (&normalized)[n]) : LayerNorm(IntList(normalized, n)) {}
   Tensor forward(const Tensor& x) override;
@@ -68,17 +68,17 @@ class Dropout : public Module {
   double p_;
 };
 
-/// Modules, which it owns, and functions, one after the other:
+/// Applies modules, which it owns, and functions, one after the other:
 ///
 ///     Sequential net;
 ///     net.add<Linear>(784, 256);
 ///     net.add(relu);
 ///     net.add<Linear>(256, 10);
 ///
-/// Names in checkpoints are places, as PyTorch's: "0.weight", "0.bias", "2.weight", ...
+/// Checkpoint names are indices, as in PyTorch: "0.weight", "0.bias", "2.weight", ...
 class Sequential : public Module {
  public:
-  /// Appends M(arguments...); returns it.
+  /// Appends a module M(arguments...) and returns it.
   template <class M, class... A> M& add(A&&... arguments) {
     auto made = std::make_unique<M>(std::forward<A>(arguments)...);
     M& m = *made;
@@ -87,7 +87,7 @@ class Sequential : public Module {
     parts_.emplace_back([&m](const Tensor& x) { return m(x); });
     return m;
   }
-  /// Appends a function, which has no parameters.
+  /// Appends a function without parameters.
   void add(std::function<Tensor(const Tensor&)> f);
   Tensor forward(const Tensor& x) override;
 

@@ -13,10 +13,10 @@ namespace brrr::models {
 
 namespace {
 
-// Exchanges what a tensor holds, so that all handles see it. The version goes up, so that a tape
-// that saved the old values says so instead of using the new ones.
+// Replaces a tensor's storage in place, so that all handles see it. Increments the version, so that
+// a tape that saved the old values throws instead of using the new ones.
 void replace_data(const Tensor& t, const Tensor& with) {
-  TensorImpl& to = *sole_view(t).impl();  // What was a view is none of the new memory.
+  TensorImpl& to = *sole_view(t).impl();  // If t was a view, it is none of the new storage.
   const TensorImpl& from = *with.impl();
   from.storage->version = to.storage->version + 1;
   from.storage->refs.retain();
@@ -47,7 +47,8 @@ Tensor Module::operator()(const Tensor& x) {
 
 void Module::check_name(const char* what, const std::string& name) const {
   BRRR_CHECK(!name.empty() && name.find('.') == std::string::npos,
-             "{}: \"{}\" is no name; give one that is not empty and has no dots", what, name);
+             "{}: \"{}\" is not a valid name; give one that is not empty and has no dots", what,
+             name);
   bool taken = false;
   for (const Entry& e : entries_) taken |= e.name == name;
   for (const auto& [child, module] : children_) taken |= child == name;
@@ -101,7 +102,7 @@ std::vector<NamedTensor> Module::named_parameters() const {
   return tensors([&](const Entry& e) { return !e.buffer && seen.insert(e.tensor.impl()); });
 }
 
-// Steps ask for them each time: no names are made.
+// Called in every step, so it builds no names.
 std::vector<Tensor> Module::parameters() const {
   std::vector<Tensor> all;
   AddressSet seen;
@@ -144,8 +145,8 @@ void Module::train(bool on) {
   for (auto& [name, child] : children_) child->train(on);
 }
 
-// All conversions are made before the first tensor changes, so that running out of memory does not
-// leave half a model behind.
+// Makes all conversions before it changes the first tensor, so that running out of memory does not
+// leave a half-converted model.
 template <class F> void Module::convert(const char* what, const F& f) const {
   check_host_access(what, nullptr);
   NoGradGuard guard;
@@ -185,7 +186,7 @@ void Module::load_state_dict(const StateDict& dict, bool strict) const {
   copy_state(state(), dict);
 }
 
-// --- what went bad -------------------------------------------------------------------------------
+// --- non-finite values ---------------------------------------------------------------------------
 
 std::string first_nonfinite(const std::vector<NamedTensor>& tensors) {
   NoGradGuard guard;

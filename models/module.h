@@ -1,5 +1,5 @@
 #pragma once
-// Module: parameters, buffers and submodules under names.
+// Module: named parameters, buffers and submodules.
 
 #include <string>
 #include <vector>
@@ -10,23 +10,23 @@
 
 namespace brrr::models {
 
-/// The base of every layer and model. Members register themselves under names, which then appear in
-/// checkpoints ("fc1.weight") and in profiles. Neither copied nor moved, because a parent points to
-/// its children.
+/// The base of every layer and model. Parameters, buffers and submodules are registered under
+/// names, which appear in checkpoints ("fc1.weight") and profiles. Neither copied nor moved,
+/// because a parent points to its children.
 class Module : NotCopied {
  public:
   virtual ~Module() = default;
 
-  /// The computation. Models of several inputs add members of their own instead.
+  /// The computation. Models with several inputs add their own members instead.
   virtual Tensor forward(const Tensor& x);
-  /// forward, with the module's name on everything it computes.
+  /// Calls forward within a scope of the module's name, which profiles and check_numerics report.
   Tensor operator()(const Tensor& x);
 
-  /// Makes `child` a part of this module, which it must outlive. Names are unique and have no dots.
+  /// Adds a submodule, which must outlive this module. Names are unique and have no dots.
   void register_module(const std::string& name, Module& child);
-  /// Makes `t`, a floating leaf, a parameter that requires grad; returns it.
+  /// Registers `t`, a floating leaf, as a parameter that requires grad; returns it.
   Tensor register_parameter(const std::string& name, const Tensor& t);
-  /// A tensor that belongs to the state but is not trained; returns it.
+  /// Registers a tensor that is part of the state but not trained; returns it.
   Tensor register_buffer(const std::string& name, const Tensor& t);
 
   /// Each parameter once, in the order of registration, parents before children.
@@ -36,13 +36,14 @@ class Module : NotCopied {
   int64_t num_parameters() const;
   void zero_grad() const;
 
-  /// Switches dropout and the like, here and in all children. Undone if a step throws that does it.
+  /// Sets training mode (dropout etc.) here and in all children. Undone if called in a step that
+  /// throws.
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_->value != 0; }
 
-  /// Moves or converts parameters, buffers and gradients. Handles stay valid, but an optimiser
-  /// keeps its state where it was: make it afterwards. A dtype applies to floating tensors only.
+  /// Moves or converts parameters, buffers and gradients. Handles stay valid, but an optimiser's
+  /// state is not moved: construct it afterwards. A dtype applies to floating tensors only.
   void to(Device device);
   void to(DType dtype);
 
@@ -75,21 +76,20 @@ class Module : NotCopied {
   std::vector<std::pair<std::string, Module*>> children_;
 };
 
-/// The first of the tensors that holds a NaN or infinity, as
-/// "fc1.weight, float32[8, 6]: 3 of 48 elements are not finite"; "" if all are finite. Undefined
-/// tensors and integers are. Reads on the host, so call it outside a recorded step.
+/// Describes the first of the tensors that holds a NaN or infinity, as
+/// "fc1.weight, float32[8, 6]: 3 of 48 elements are not finite"; "" if there is none. Ignores
+/// undefined and integer tensors. Reads on the host, so call it outside a recorded step.
 std::string first_nonfinite(const std::vector<NamedTensor>& tensors);
-/// The same over a module's parameters, each followed by its gradient ("fc1.weight.grad"; what a
-/// DataParallel's shard_gradients leaves of it to this rank), and then its buffers. For a training
-/// loop, where StepOptions::check_numerics would cost too much:
+/// The same over a module's parameters, each followed by its gradient ("fc1.weight.grad"; with
+/// DataParallel's shard_gradients this rank's part of it), and then its buffers. For training loops
+/// in which StepOptions::check_numerics would be too slow:
 ///
 ///     if (!std::isfinite(loss.item<float>())) {
 ///       throw std::runtime_error("step 123: " + brrr::models::first_nonfinite(model));
 ///     }
 ///
-/// If the update has run, all that it touched is bad: look before it, or skip it as GradScaler
-/// does. The op at fault is found by running the step again, from a checkpoint, with
-/// check_numerics.
+/// Once the update has run, everything it wrote is bad: check before it, or skip it as GradScaler
+/// does. To find the op at fault, run the step again from a checkpoint with check_numerics.
 std::string first_nonfinite(const Module& module);
 
 }  // namespace brrr::models

@@ -40,19 +40,19 @@ Optimizer::Optimizer(const char* name, std::vector<Tensor> parameters, double lr
   sharding_ = dist::Sharding::of(parameters_);
   if (!sharding_) return;
   dist::Division division{.halves = dist::Halves::Share};
-  for (const Tensor& p : parameters_) division.cuts.push_back(sharding_->known(p).cuts);
-  values_ = std::make_unique<dist::Buckets>(parameters_, INT64_MAX, 1, division);
+  for (const Tensor& p : parameters_) division.cuts.push_back(sharding_->entry(p).cuts);
+  send_buckets_ = std::make_unique<dist::Buckets>(parameters_, INT64_MAX, 1, division);
 }
 
 Optimizer::~Optimizer() = default;
 
 const Tensor& Optimizer::own(size_t i) const {
-  return sharding_ ? sharding_->known(parameters_[i]).own : parameters_[i];
+  return sharding_ ? sharding_->entry(parameters_[i]).own : parameters_[i];
 }
 
 void Optimizer::zero_grad(bool set_to_none) const {
   NoGradGuard guard;
-  // Whose gradients their owners keep has one although p.grad() is undefined.
+  // Parameters with a sharded gradient, for which p.grad() is undefined.
   std::vector<bool> kept;  // Empty: none.
   if (!set_to_none && sharding_ && sharding_->gradients()) {
     for (const Tensor& p : parameters_) kept.push_back(sharding_->used(p));
@@ -63,7 +63,7 @@ void Optimizer::zero_grad(bool set_to_none) const {
     if (set_to_none) {
       p.set_grad({});
     } else if (p.grad().defined()) {
-      // Of a pass that can be differentiated the history goes, too.
+      // The gradient of a pass run with create_graph also loses its history.
       if (p.grad().requires_grad()) p.set_grad(p.grad().detach());
       p.grad().zero_();
     } else if (p.requires_grad() || (!kept.empty() && kept[i])) {
@@ -88,7 +88,7 @@ void Optimizer::step(const Tensor& skip) {
   const auto gradient = [&](const Tensor& p) {
     return sharding_ ? sharding_->own_gradient(p) : p.grad();
   };
-  for (size_t i = 0; i < parameters_.size(); ++i) {  // Before the first is updated.
+  for (size_t i = 0; i < parameters_.size(); ++i) {  // Check all before updating the first.
     const Tensor& p = parameters_[i];
     const bool fits = p.device() == devices_[i] && p.dtype() == dtypes_[i];
     if (state_.empty() || fits || !gradient(p).defined()) continue;
@@ -102,11 +102,11 @@ void Optimizer::step(const Tensor& skip) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (const Tensor g = gradient(parameters_[i]); g.defined()) update(i, own(i), g, skip);
   }
-  if (sharding_ && dist::size() > 1) send();
+  if (sharding_ && dist::size() > 1) send_updated();
 }
 
-// The owners' values of those that have a gradient, to every rank; in place.
-void Optimizer::send() const {
+// Sends the parameters that have a gradient from their owners to every rank, in place.
+void Optimizer::send_updated() const {
   std::vector<size_t> changed;
   std::vector<Tensor> values;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -114,9 +114,9 @@ void Optimizer::send() const {
     if (!(sharding_->gradients() ? sharding_->used(p) : p.grad().defined())) continue;
     changed.push_back(i);
     values.push_back(p);
-    values_->begin(p, i, {});
+    send_buckets_->begin(p, i, {});
   }
-  values_->end(values, changed, [](size_t) { return std::vector<Tensor>(); });
+  send_buckets_->end(values, changed, [](size_t) { return std::vector<Tensor>(); });
 }
 
 double Optimizer::lr() const { return lr_->value; }
@@ -136,7 +136,7 @@ Tensor Optimizer::add_state(size_t i, const char* name, const Tensor& t) {
   return state_.emplace_back(State{fmt::format("{}.{}", i, name), i, t}).tensor;
 }
 
-// 16-bit floats hold two or three digits, too few for a mean whose updates are a thousandth of it.
+// 16-bit floats have two or three digits, too few for a mean whose updates are a thousandth of it.
 Tensor Optimizer::zeros_for(size_t i) const {
   const Tensor& p = parameters_[i];
   const DType t = promote(p.dtype(), kFloat32);
@@ -144,20 +144,20 @@ Tensor Optimizer::zeros_for(size_t i) const {
   return zeros(own(i).sizes(), t, p.device());
 }
 
-std::vector<NamedTensor> Optimizer::numbers() const {
+std::vector<NamedTensor> Optimizer::scalars() const {
   return {{"lr", number(lr())}, {"weight_decay", number(weight_decay())}};
 }
 
 StateDict Optimizer::state_dict() const {
   BRRR_CHECK(!sharding_ || !context.recorder,
-             "an optimiser's state is gathered outside of the step");
+             "a sharded optimiser's state is gathered outside of the step");
   StateDict dict;
-  for (const State& s : state_) {  // In one order on all ranks.
+  for (const State& s : state_) {  // gathered() is collective: the same order on all ranks.
     Tensor t = s.tensor.detach();
     if (sharding_ && dist::size() > 1) t = sharding_->gathered(parameters_[s.parameter], t);
     if (own(s.parameter).defined() || dist::rank() == 0) dict[s.name] = t;
   }
-  for (const auto& [name, t] : numbers()) dict[name] = t;
+  for (const auto& [name, t] : scalars()) dict[name] = t;
   return dict;
 }
 
@@ -173,19 +173,19 @@ void Optimizer::check_state_dict(const StateDict& dict) const {
   std::vector<NamedTensor> all;
   const bool whole = is_whole(dict);
   for (const auto& [name, parameter, t] : state_) {
-    // What this rank has no part of must fit, too, or it would load what others refuse.
+    // Also check state that this rank has no part of, or it would load what other ranks reject.
     if (!whole && !own(parameter).defined()) continue;
     const IntList sizes = parameters_[parameter].sizes();
     const bool part = whole && t.dim() > 0 && t.sizes() != sizes;
     all.emplace_back(name, part ? zeros({}, t.dtype(), t.device()).expand(sizes) : t);
   }
-  for (auto& n : numbers()) all.push_back(n);
+  for (auto& n : scalars()) all.push_back(n);
   check_state(std::string(name_) + "::load_state_dict", all, dict, true);
   check_number(name_, "lr", dict.at("lr").item<double>());
   check_number(name_, "weight_decay", dict.at("weight_decay").item<double>());
 }
 
-// Whether the dict has more than what state_dict() gives to a rank but the first.
+// Whether the dict is a complete one, as rank 0's state_dict() returns, and not this rank's part.
 bool Optimizer::is_whole(const StateDict& dict) const {
   if (!sharding_ || dist::rank() == 0) return true;
   return std::ranges::any_of(state_, [&](const State& s) {
@@ -245,7 +245,7 @@ Adam::Adam(const char* name, std::vector<Tensor> p, const AdamOptions& o)
     s.exp_avg_sq = add_state(i, "exp_avg_sq", zeros_for(i));
     s.beta1_power = add_state(i, "beta1_power", ones({}, kFloat64, device));
     s.beta2_power = add_state(i, "beta2_power", ones({}, kFloat64, device));
-    // Rewritten from the powers by every step before they are read: nothing to save.
+    // Not saved: every step recomputes them from the powers before they are read.
     s.step_factor = zeros({}, s.exp_avg.dtype(), device);
     s.root_factor = zeros({}, s.exp_avg.dtype(), device);
   }
@@ -255,7 +255,7 @@ void Adam::check_state_dict(const StateDict& dict) const {
   Optimizer::check_state_dict(dict);
   for (const auto& [name, t] : dict) {
     const double power = name.ends_with("_power") ? t.item<double>() : 1;
-    BRRR_CHECK(power >= 0 && power <= 1, "load_state_dict: {} is {}, no power of a beta", name,
+    BRRR_CHECK(power >= 0 && power <= 1, "load_state_dict: {} is {}, not a power of a beta", name,
                power);
   }
 }
@@ -280,8 +280,8 @@ void AdamW::update(size_t i, const Tensor& p, const Tensor& g, const Tensor& ski
 
 // --- clipping -----------------------------------------------------------------------------------
 
-// The elements of a storage that a tensor has, whatever the order and number of its dims: strides
-// and sizes, rising.
+// Identifies the set of elements of a storage that a tensor covers, independent of its number and
+// order of dims: pairs of stride and size, sorted, with contiguous dims merged.
 static std::vector<std::pair<int64_t, int64_t>> elements_of(const Tensor& t) {
   std::vector<std::pair<int64_t, int64_t>> dims, merged;
   for (int d = 0; d < t.dim(); ++d) dims.emplace_back(t.strides()[d], t.sizes()[d]);

@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr uint64_t kMostHeader = 100'000'000;  // The reference implementation's limit.
+constexpr uint64_t kMaxHeader = 100'000'000;  // The reference implementation's limit.
 constexpr const char* kMetadataKey = "__metadata__";
 constexpr const char* kNames[kNumDTypes] = {"F32", "F64", "BF16", "F16",
                                             "I64", "I32", "U8",   "BOOL"};
@@ -44,7 +44,7 @@ std::vector<Item> on_host(const std::string& path, const StateDict& dict) {
                name);
     items.push_back({&name, t.detach().to(kCPU).contiguous()});
   }
-  // Larger elements first, so that all of them are aligned in the file.
+  // Tensors with larger elements first, so that every tensor is aligned in the file.
   std::ranges::stable_sort(items, std::greater(),
                            [](const Item& i) { return itemsize(i.host.dtype()); });
   return items;
@@ -52,7 +52,7 @@ std::vector<Item> on_host(const std::string& path, const StateDict& dict) {
 
 std::string make_header(const std::string& path, const std::vector<Item>& items,
                         const Metadata& metadata) {
-  ordered_json::object_t header;  // Names differ: looking for each would take its time.
+  ordered_json::object_t header;  // emplace_back below skips the linear search: names are unique.
   if (!metadata.empty()) header.emplace_back(kMetadataKey, metadata);
   size_t at = 0;
   for (const Item& i : items) {
@@ -68,9 +68,9 @@ std::string make_header(const std::string& path, const std::vector<Item>& items,
     fail("save: {}: a name or a metadata text is not UTF-8 ({})", path, e.what());
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  BRRR_CHECK(text.size() <= kMostHeader,
+  BRRR_CHECK(text.size() <= kMaxHeader,
              "save: {}: the names and shapes take {} bytes, the format allows {}", path,
-             text.size(), kMostHeader);
+             text.size(), kMaxHeader);
   return text;
 }
 
@@ -83,8 +83,8 @@ struct Entry {
   uint64_t begin, end;
 };
 
-// What a finished document would hide: names that come twice, and how deep it nests before it is
-// built. (json::parse() with a callback takes a time quadratic in the number of objects.)
+// Checks what a parsed document no longer shows, duplicate names, and the nesting depth before the
+// document is built. (json::parse() with a callback is quadratic in the number of objects.)
 struct Checker final : json::json_sax_t {
   std::string wrong;
 
@@ -105,7 +105,7 @@ struct Checker final : json::json_sax_t {
     }
     return wrong.empty();
   }
-  // The parser says the same of it.
+  // json::parse() reports the same error afterwards.
   bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }
 
  private:
@@ -154,7 +154,7 @@ class Reader {
     uint64_t length = 0;
     if (file_.size() < 8) bad("{} bytes are too few for a safetensors file", file_.size());
     file_.read(&length, 0, 8);
-    if (length > kMostHeader || length > file_.size() - 8) {
+    if (length > kMaxHeader || length > file_.size() - 8) {
       bad("the header claims {} bytes, the file has {} (cut off, or no safetensors file)", length,
           file_.size());
     }
@@ -165,7 +165,7 @@ class Reader {
   }
 
   json parse(const std::string& text) const {
-    // The parser would take it for the end.
+    // The parser would treat it as the end of the text.
     if (text.find('\0') != std::string::npos) bad("a byte 0 in the header");
     Checker check;
     if (!json::sax_parse(text, &check) && !check.wrong.empty()) bad("{}", check.wrong);
@@ -237,7 +237,7 @@ class Reader {
     return e;
   }
 
-  // The tensors cover the data without gaps or overlaps, as the format demands.
+  // The format requires that the tensors cover the data without gaps or overlaps.
   void check_layout(std::vector<Entry>& entries) const {
     std::ranges::sort(entries, {}, [](const Entry& e) { return std::pair(e.begin, e.end); });
     uint64_t at = 0;
@@ -271,7 +271,7 @@ class Reader {
 
   std::string path_;
   InputFile file_;
-  uint64_t data_ = 0;  // Where the tensors' bytes start.
+  uint64_t data_ = 0;  // Offset of the tensors' bytes.
 };
 
 }  // namespace
@@ -299,7 +299,7 @@ StateDict load(const std::string& path, Metadata& metadata) {
     metadata = std::move(found);
     return dict;
   } catch (const std::bad_alloc&) {
-    fail("load: {}: there is no memory for what its header lists", path);
+    fail("load: {}: out of memory for the tensors that its header lists", path);
   }
 }
 

@@ -25,11 +25,11 @@ StateDict Schedule::state_dict() const {
 
 void Schedule::check_state_dict(const StateDict& dict) const {
   StateDict whole = dict;
-  if (dict.size() == 2) whole.emplace(kind_, number(int64_t{1}));  // Older files do not tell.
-  check_same_numbers("Schedule::load_state_dict", "schedule", state_dict(), whole, {});
+  if (dict.size() == 2) whole.emplace(kind_, number(int64_t{1}));  // Older files lack it.
+  check_same_values("Schedule::load_state_dict", "schedule", state_dict(), whole, {});
   const double base = dict.at("base_lr").item<double>();
   const int64_t step = dict.at("step").item<int64_t>();
-  // Further steps can still be counted.
+  // The bound leaves room to count further steps.
   BRRR_CHECK(
       std::isfinite(base) && base >= 0 && step >= 0 && step <= INT64_MAX / 2,
       "Schedule::load_state_dict: base_lr {} or step {} is negative, not finite or too large", base,

@@ -1,18 +1,18 @@
 #pragma once
-// Learning rate schedules. The rate is a closed formula of the step number, so that a resumed run
-// computes the same bits.
+// Learning rate schedules. The rate is a closed-form function of the step number, so that a resumed
+// run computes the same bits.
 
 #include "models/optim.h"
 
 namespace brrr::optim {
 
-/// The base: sets the optimiser's lr when made and after every step(). The optimiser must outlive
-/// it, and its lr when the schedule is made is the base that the formulas scale.
+/// The base: sets the optimiser's lr at construction and in every step(). The optimiser must
+/// outlive it. The optimiser's lr at construction is the base lr that the formulas scale.
 class Schedule : NotCopied {
  public:
   virtual ~Schedule() = default;
 
-  /// Goes on to the next step's learning rate; call it once after each optimiser step, outside the
+  /// Advances to the next step's learning rate; call it once after each optimiser step, outside the
   /// function of a recorded step.
   void step();
   int64_t steps() const { return step_; }
@@ -24,20 +24,20 @@ class Schedule : NotCopied {
   void load_state_dict(const StateDict& dict);
 
  protected:
-  /// `kind` is kept with the state, which a schedule of another kind refuses.
+  /// `kind` is saved with the state; loading it into a schedule of another kind throws.
   explicit Schedule(Optimizer& optimizer, const char* kind = "Schedule");
   double base() const { return base_; }
-  /// Sets the first lr; constructors end with it, when lr_at can be called.
+  /// Sets the first lr. Derived constructors call it last, when lr_at can be called.
   void start();
 
  private:
   Optimizer& optimizer_;
   const char* const kind_;
-  mutable double base_;  // Another one while check_state_dict() asks for its lr.
+  mutable double base_;  // check_state_dict() replaces it temporarily, to call lr_at().
   int64_t step_ = 0;
 };
 
-/// A linear rise over `warmup` steps, then the cosine over the rest of `total`.
+/// A linear rise over `warmup` steps, then half a cosine to `min_lr` over the rest of `total`.
 class WarmupCosineLR : public Schedule {
  public:
   WarmupCosineLR(Optimizer& optimizer, int64_t warmup, int64_t total, double min_lr = 0.0);
@@ -54,7 +54,7 @@ class CosineLR : public WarmupCosineLR {
   CosineLR(Optimizer& optimizer, int64_t total, double min_lr = 0.0);
 };
 
-/// base * gamma^(t / every), rounded down: a drop every `every` steps.
+/// base * gamma^floor(t / every): a drop every `every` steps.
 class StepLR : public Schedule {
  public:
   StepLR(Optimizer& optimizer, int64_t every, double gamma = 0.1);

@@ -21,10 +21,11 @@ namespace brrr::dist {
 
 namespace {
 
-// Whose sharding an optimiser finds by its parameters.
+// Maps parameters to their shardings, for optimisers.
 struct Registry {
-  std::recursive_mutex mutex;  // A look may be what ends a Sharding that another thread let go of.
-  std::map<const TensorImpl*, std::vector<std::weak_ptr<Sharding>>> all;  // The last one counts.
+  // Recursive: of() may hold the last reference to a Sharding, whose destructor locks again.
+  std::recursive_mutex mutex;
+  std::map<const TensorImpl*, std::vector<std::weak_ptr<Sharding>>> all;  // The last counts.
 
   std::shared_ptr<Sharding> of(const Tensor& parameter) const {
     const auto at = all.find(parameter.impl());
@@ -43,13 +44,13 @@ Registry& registry() {
 int64_t item(const Tensor& t) { return static_cast<int64_t>(itemsize(t.dtype())); }
 int64_t bytes_of(const Tensor& t) { return t.numel() * item(t); }
 
-// Whether the norm of a gradient is known by sums of chunks of it.
+// Whether a gradient's norm can be computed from its chunks' sums.
 bool in_chunks(const Tensor& p) { return p.device() == kCPU && p.numel() > kReduceChunk; }
 
-// Of each parameter the elements of each rank. Those of more than a quarter of a rank's share are
-// divided among all; of the rest the largest comes first, each to the rank with the least so far.
-// Parts of gradients consist of whole chunks, whose sums of squares are those of the whole. (GPUs
-// fold a row otherwise than its parts: see norms_of_parts.)
+// Assigns elements to ranks. Parameters larger than a quarter of a rank's share are divided among
+// all ranks; the others, largest first, go to the rank with the fewest bytes so far. Parts of
+// sharded gradients are whole chunks, so that sums of squares by chunk are those of the complete
+// gradient. (Not on GPUs, which fold a row otherwise than its parts: see norms_of_parts.)
 std::vector<Cuts> divide(const std::vector<NamedTensor>& parameters, bool gradients) {
   const auto ranks = static_cast<size_t>(size());
   std::vector<size_t> order(parameters.size());
@@ -91,21 +92,21 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
     const auto& [name, p] = parameters[k];
     BRRR_CHECK(p.is_contiguous(), "DataParallel: parameter {}, {}, is not dense", name,
                describe(p));
-    Known known{.cuts = std::move(cuts[k]), .name = name, .parameter = p, .made = p.detach()};
-    const auto [begin, end] = own_range(known.cuts);
-    // The state of one without elements is rank 0's, who saves the whole.
+    Entry entry{.cuts = std::move(cuts[k]), .name = name, .parameter = p, .original = p.detach()};
+    const auto [begin, end] = own_range(entry.cuts);
+    // The state of a parameter without elements belongs to rank 0, which saves the complete state.
     const bool whole = p.numel() > 0 ? end - begin == p.numel() : rank() == 0;
-    // A leaf of its own has the gradient that p has on no rank.
-    if (whole) known.own = s->gradients_ ? p.detach() : p;
-    if (begin < end && !whole) known.own = p.detach().view({-1}).narrow(0, begin, end - begin);
-    // Of one that belongs to one rank the numbers are 0 or n.
-    known.divided =
-        std::ranges::any_of(known.cuts, [n = p.numel()](int64_t at) { return at > 0 && at < n; });
-    if (known.divided && s->gradients_ && !in_chunks(p)) {
-      const Division share{.cuts = {known.cuts}, .halves = Halves::Share};
-      known.parts = std::make_unique<Buckets>(std::vector<Tensor>{p}, INT64_MAX, 1, share);
+    // With sharded gradients a separate leaf holds the gradient, because p.grad() stays undefined.
+    if (whole) entry.own = s->gradients_ ? p.detach() : p;
+    if (begin < end && !whole) entry.own = p.detach().view({-1}).narrow(0, begin, end - begin);
+    // All cuts of a parameter with a single owner are 0 or n.
+    entry.divided =
+        std::ranges::any_of(entry.cuts, [n = p.numel()](int64_t at) { return at > 0 && at < n; });
+    if (entry.divided && s->gradients_ && !in_chunks(p)) {
+      const Division share{.cuts = {entry.cuts}, .halves = Halves::Share};
+      entry.norm_buckets = std::make_unique<Buckets>(std::vector<Tensor>{p}, INT64_MAX, 1, share);
     }
-    s->known_.emplace(p.impl(), std::move(known));
+    s->entries_.emplace(p.impl(), std::move(entry));
   }
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
@@ -114,26 +115,26 @@ std::shared_ptr<Sharding> Sharding::make(const std::vector<NamedTensor>& paramet
 }
 
 void Sharding::check_in_place(const char* who, const Tensor& p) const {
-  const Known& k = known(p);
-  BRRR_CHECK(p.impl()->storage == k.made.impl()->storage && p.dtype() == k.made.dtype(),
-             "{}: parameter {}, {}, has other memory than when it was sharded; {}", who, k.name,
-             describe(p), kMend);
+  const Entry& k = entry(p);
+  BRRR_CHECK(p.impl()->storage == k.original.impl()->storage && p.dtype() == k.original.dtype(),
+             "{}: parameter {}, {}, no longer has the memory that was sharded; {}", who, k.name,
+             describe(p), kRemedy);
 }
 
 void Sharding::check_exchanged(const char* who, const Tensor& p) const {
   BRRR_CHECK(!gradients_ || !p.grad().defined(),
              "{}: parameter {}, {}, has a gradient that no rank has exchanged (shard_gradients): "
-             "go backward through its DataParallel, which must outlive the training, or drop what "
-             "other ways have left, zeros of zero_grad(false) too, by zero_grad()",
-             who, known(p).name, describe(p));
+             "call backward() through its DataParallel, which must outlive the training, or clear "
+             "gradients set any other way, zeros of zero_grad(false) too, with zero_grad()",
+             who, entry(p).name, describe(p));
 }
 
 void Sharding::set_used(const Tensor& parameter, bool is_used) const {
-  if (used(parameter) != is_used) set_control(*known(parameter).used, is_used ? 1 : 0);
+  if (used(parameter) != is_used) set_control(*entry(parameter).used, is_used ? 1 : 0);
 }
 
 Tensor Sharding::own_gradient(const Tensor& parameter) const {
-  const Known& k = known(parameter);
+  const Entry& k = entry(parameter);
   if (!k.own.defined()) return {};
   if (gradients_) return k.used->value != 0 ? k.own.grad() : Tensor();
   const Tensor g = parameter.grad();
@@ -141,18 +142,18 @@ Tensor Sharding::own_gradient(const Tensor& parameter) const {
 }
 
 Tensor Sharding::own_part(const Tensor& parameter, const Tensor& t) const {
-  const Known& k = known(parameter);
+  const Entry& k = entry(parameter);
   if (!k.divided || t.sizes() != parameter.sizes()) return t;
   const auto [begin, end] = own_range(k.cuts);
   return t.contiguous().view({-1}).narrow(0, begin, end - begin);
 }
 
 Tensor Sharding::gathered(const Tensor& parameter, const Tensor& t) const {
-  const Cuts& cuts = known(parameter).cuts;
+  const Cuts& cuts = entry(parameter).cuts;
   std::vector<Tensor> parts;
   for (size_t r = 0; r + 1 < cuts.size(); ++r) {
     const int64_t n = cuts[r + 1] - cuts[r];
-    // Numbers, which have no dims, are alike.
+    // 0-d state is equal on all owners: take the first's.
     if (n == 0 || (t.dim() == 0 && !parts.empty())) continue;
     const bool mine = static_cast<int>(r) == rank();
     const IntList part = t.dim() == 0 ? IntList{} : IntList{n};
@@ -164,7 +165,7 @@ Tensor Sharding::gathered(const Tensor& parameter, const Tensor& t) const {
 }
 
 void Sharding::keep_own_gradient(const Tensor& parameter, double scale) const {
-  const Known& k = known(parameter);
+  const Entry& k = entry(parameter);
   const Tensor all = parameter.grad();
   if (k.own.defined()) {
     const Tensor g = k.divided ? own_part(parameter, all) * scale : all.mul_(scale);
@@ -181,7 +182,7 @@ void Sharding::forget_gradients(const std::vector<Tensor>& parameters) {
     const auto its = r.of(parameters[k]);
     if (!its || !its->gradients_) continue;
     its->set_used(parameters[k], false);
-    const Tensor& own = its->known(parameters[k]).own;
+    const Tensor& own = its->entry(parameters[k]).own;
     if (own.defined()) own.set_grad({});
   }
 }
@@ -190,24 +191,25 @@ Tensor norm_of(const Tensor& gradient) {
   return gradient.to(promote(gradient.dtype(), kFloat32)).norm();
 }
 
-// The parameter's norm, on one rank and 0 on the others, or where no rank has its whole gradient
-// the sums of squares of this rank's chunks, and 0 for the others'.
+// This rank's term of the all-reduce in norms_of_parts(). For a parameter with one owner, or whose
+// gradient is gathered: the norm on one rank, 0 on the others. Else: a sum of squares per chunk, 0
+// for other ranks' chunks.
 Tensor Sharding::sums_of_own(const Tensor& p) const {
   const Tensor mine = own_gradient(p);
   const DType t = promote(p.dtype(), kFloat32);
   const Tensor none = zeros({1}, t, p.device());
-  if (known(p).parts) {
+  if (entry(p).norm_buckets) {
     const Tensor whole = zeros(p.sizes(), p.dtype(), p.device());
     if (mine.defined()) own_part(p, whole).copy_(mine);
-    known(p).parts->begin(whole, 0, {});
-    known(p).parts->end({whole}, {0}, [](size_t) { return std::vector<Tensor>(); });
+    entry(p).norm_buckets->begin(whole, 0, {});
+    entry(p).norm_buckets->end({whole}, {0}, [](size_t) { return std::vector<Tensor>(); });
     return rank() == 0 ? norm_of(whole).view({1}) : none;
   }
-  if (!known(p).divided) return mine.defined() ? norm_of(mine).view({1}) : none;
+  if (!entry(p).divided) return mine.defined() ? norm_of(mine).view({1}) : none;
   const Tensor sums = zeros({(p.numel() + kReduceChunk - 1) / kReduceChunk}, t, p.device());
   if (!mine.defined()) return sums;
   const Tensor g = mine.to(t);
-  const int64_t first = own_range(known(p).cuts).first / kReduceChunk, n = g.numel() / kReduceChunk,
+  const int64_t first = own_range(entry(p).cuts).first / kReduceChunk, n = g.numel() / kReduceChunk,
                 whole = n * kReduceChunk, rest = g.numel() - whole;
   if (n > 0) {
     const Tensor chunks = g.narrow(0, 0, whole).view({n, kReduceChunk});
@@ -231,7 +233,7 @@ std::vector<Tensor> Sharding::norms_of_parts(const std::vector<Tensor>& paramete
     const Tensor& p = parameters[k];
     const Tensor s = all.narrow(0, at, sums[k].numel()).to(promote(p.dtype(), kFloat32));
     at += s.numel();
-    norms.push_back(known(p).divided && !known(p).parts ? s.sum().sqrt() : s.view({}));
+    norms.push_back(entry(p).divided && !entry(p).norm_buckets ? s.sum().sqrt() : s.view({}));
   }
   return norms;
 }

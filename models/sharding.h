@@ -1,5 +1,5 @@
 #pragma once
-// Training state that lives on one rank each (ZeRO: Rajbhandari et al., 2020, stages 1 and 2).
+// Training state sharded over ranks (ZeRO: Rajbhandari et al., 2020, stages 1 and 2).
 
 #include <memory>
 #include <unordered_map>
@@ -11,67 +11,67 @@
 
 namespace brrr::dist {
 
-/// Which rank keeps what of a model's parameters: the state of their optimiser, by which it updates
-/// them and sends them to the others. Large parameters are divided among all ranks, as ranges of
-/// their elements; others belong to one. DataParallel makes it; optimisers made after that find it.
+/// The assignment of a model's parameters to ranks. The owner of a parameter keeps its optimiser
+/// state, updates it and sends it to the others. Large parameters are divided among all ranks by
+/// ranges of elements; the others have one owner. Made by DataParallel, found by later optimisers.
 class Sharding : NotCopied {
  public:
-  /// Ranks get about as many bytes each. With `gradients` those, too, are kept by their owners
-  /// alone.
+  /// Balances the bytes per rank. With `gradients` the gradients are sharded, too.
   static std::shared_ptr<Sharding> make(const std::vector<NamedTensor>& parameters, bool gradients);
-  /// That of these parameters; null if they have none. Throws brrr::Error if only some have it.
+  /// The sharding of these parameters; null if there is none. Throws brrr::Error unless all of them
+  /// have the same one.
   static std::shared_ptr<Sharding> of(const std::vector<Tensor>& parameters);
   ~Sharding();
 
-  struct Known {
-    Cuts cuts;  ///< Of a parameter's elements, as they lie in memory: what belongs to which rank.
+  struct Entry {
+    Cuts cuts;  ///< Rank r owns elements [cuts[r], cuts[r + 1]) of the contiguous parameter.
     std::string name;
-    Tensor parameter, made;  ///< As it is, as it was.
+    Tensor parameter, original;  ///< The parameter, and a handle to its memory at make().
     /// What this rank updates: the parameter, a leaf [n] in its memory, or undefined.
     Tensor own = {};
     bool divided = false;
-    /// Not 0: there is a gradient of it, on whatever rank. A step that throws puts it back.
+    /// Not 0: some rank has a gradient of it. Restored if a step throws.
     Ref<ControlCell> used = control_cell(0, ControlCell::Mark);
-    std::unique_ptr<Buckets> parts = nullptr;  ///< That norms gather.
+    std::unique_ptr<Buckets> norm_buckets = nullptr;  ///< Gather its gradient, for the norm.
   };
-  const Known& known(const Tensor& parameter) const { return known_.at(parameter.impl()); }
-  bool used(const Tensor& parameter) const { return known(parameter).used->value != 0; }
+  const Entry& entry(const Tensor& parameter) const { return entries_.at(parameter.impl()); }
+  bool used(const Tensor& parameter) const { return entry(parameter).used->value != 0; }
   void set_used(const Tensor& parameter, bool is_used) const;
-  /// Whether gradients are kept by their owners, of several ranks.
+  /// Whether gradients are sharded (over more than one rank).
   bool gradients() const { return gradients_; }
-  /// The gradient of what this rank updates, undefined if there is none.
+  /// The gradient of the part that this rank updates; undefined if there is none.
   Tensor own_gradient(const Tensor& parameter) const;
-  /// Of a tensor of a divided parameter's size what belongs to this rank, as a row of elements;
-  /// another tensor as it is.
+  /// This rank's range, 1-d, of a tensor shaped like a divided parameter; any other tensor
+  /// unchanged.
   Tensor own_part(const Tensor& parameter, const Tensor& t) const;
-  /// A tensor of the parameter's state, of all ranks on rank 0; on the others their own, which may
-  /// be one without memory. A call of all ranks.
+  /// Gathers a tensor of the parameter's state on rank 0. The other ranks get back `t`, which may
+  /// take no memory (an expanded zero). A collective call.
   Tensor gathered(const Tensor& parameter, const Tensor& t) const;
-  /// Of a parameter's gradient, which has been summed, `scale` times the own part is added to what
-  /// that has, and nothing else is left.
+  /// Adds `scale` times this rank's part of the parameter's summed gradient to the own part's
+  /// gradient, and drops the parameter's.
   void keep_own_gradient(const Tensor& parameter, double scale) const;
-  /// Where a sharding keeps gradients of these, it has none any more: zero_grad() of optimisers and
+  /// Drops the sharded gradients of these parameters. Called by zero_grad() of optimisers and
   /// modules.
   static void forget_gradients(const std::vector<Tensor>& parameters);
-  /// The 2-norms of these used parameters' gradients, whose parts are with their owners, each 0-d:
-  /// the bits of norm_of() the whole, of which only sums of chunks are sent. Where there is one
-  /// chunk, and of GPUs, which fold a row otherwise than its parts, a divided one is gathered. A
-  /// call of all ranks.
+  /// The 2-norms, each 0-d, of the sharded gradients of these used parameters, with the bits of
+  /// norm_of() the complete gradients. Ranks exchange sums of squares by chunks only. A divided
+  /// gradient is gathered if it has a single chunk, or on GPUs, which fold a row in another order
+  /// than its parts. A collective call.
   std::vector<Tensor> norms_of_parts(const std::vector<Tensor>& parameters) const;
-  /// Throws unless the parameter has the memory that it had when this was made.
+  /// Throws unless the parameter still has the memory that it had at make().
   void check_in_place(const char* who, const Tensor& parameter) const;
-  /// Throws if gradients are kept by their owners and the parameter has one besides.
+  /// Throws if gradients are sharded and the parameter itself has one.
   void check_exchanged(const char* who, const Tensor& parameter) const;
-  static constexpr const char* kMend = "move or convert the model before DataParallel";
+  static constexpr const char* kRemedy = "move or convert the model before DataParallel";
 
  private:
   Sharding() = default;
   Tensor sums_of_own(const Tensor& parameter) const;
-  std::unordered_map<const TensorImpl*, Known> known_;
+  std::unordered_map<const TensorImpl*, Entry> entries_;
   bool gradients_ = false;
 };
 
-/// A gradient's 2-norm, in float32 at least.
+/// A gradient's 2-norm, at least float32.
 Tensor norm_of(const Tensor& gradient);
 
 }  // namespace brrr::dist

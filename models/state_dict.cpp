@@ -20,13 +20,13 @@ StateDict detached(const std::vector<NamedTensor>& tensors) {
   return dict;
 }
 
-// A hostile file could list millions of names; the first few say enough.
+// Lists at most the first few names: a hostile file could have millions.
 static void list(std::string& text, const char* label, const std::vector<std::string>& items) {
-  constexpr size_t kMost = 10;
+  constexpr size_t kMaxListed = 10;
   if (items.empty()) return;
-  const std::span first(items.data(), std::min(items.size(), kMost));
+  const std::span first(items.data(), std::min(items.size(), kMaxListed));
   text += fmt::format("\n  {}: {}", label, fmt::join(first, ", "));
-  if (items.size() > kMost) text += fmt::format(" and {} more", items.size() - kMost);
+  if (items.size() > kMaxListed) text += fmt::format(" and {} more", items.size() - kMaxListed);
 }
 
 void check_state(const std::string& what, const std::vector<NamedTensor>& targets,
@@ -63,9 +63,9 @@ void copy_state(const std::vector<NamedTensor>& targets, const StateDict& dict) 
   NoGradGuard guard;
   AddressSet written;
   for (const auto& [name, target] : targets) written.insert(target.impl()->storage);
-  // Everything that may run out of memory comes before the first write. Copies also make a dict
-  // right that shares memory with the targets under other names; without need there are none, so
-  // that a checkpoint in memory is loaded whole.
+  // All allocations come before the first write. Sources that share memory with a target, perhaps
+  // under another name, are cloned; others are not, so that loading an in-memory checkpoint takes
+  // no extra memory.
   std::vector<std::pair<Tensor, Tensor>> work;
   for (const auto& [name, target] : targets) {
     const auto it = dict.find(name);
@@ -77,15 +77,14 @@ void copy_state(const std::vector<NamedTensor>& targets, const StateDict& dict) 
   for (const auto& [target, source] : work) target.copy_(source);
 }
 
-void check_same_numbers(const std::string& what, const char* kind, const StateDict& mine,
-                        const StateDict& dict,
-                        const std::vector<std::pair<const char*, const char*>>& names) {
+void check_same_values(const std::string& what, const char* kind, const StateDict& mine,
+                       const StateDict& dict,
+                       const std::vector<std::pair<const char*, const char*>>& names) {
   check_state(what, {mine.begin(), mine.end()}, dict, true);
   for (const auto& [name, called] : names) {
     const int64_t saved = dict.at(name).item<int64_t>(), now = mine.at(name).item<int64_t>();
-    BRRR_CHECK(saved == now,
-               "{}: the saved {} is {}, this {}'s is {}; the batches would not be the same", what,
-               called, saved, kind, now);
+    BRRR_CHECK(saved == now, "{}: the saved {} is {}, this {}'s is {}; the batches would differ",
+               what, called, saved, kind, now);
   }
 }
 

@@ -1,33 +1,33 @@
 #pragma once
-// The processes of a run, and which of them this one is.
+// The processes (ranks) of a distributed run.
 
 #include <cstdint>
 #include <string>
 
 namespace brrr::dist {
 
-/// Joins the other processes if mpirun or srun has started this one; else it is rank 0 of 1, and
-/// nothing is done. The first call below does the same. Before other work: ranks on one machine
-/// share its processors. Throws brrr::Error when MPI is wanted and was not there at build time.
+/// Joins the other processes if mpirun or srun started this one (throws brrr::Error if built
+/// without MPI); otherwise does nothing: this is rank 0 of 1. Any function below does the same when
+/// called first. Call it before other work: it divides a machine's processors among its ranks.
 void init();
 int rank();  ///< 0 .. size() - 1.
 int size();
-/// "Open MPI v4.1.4"; "" for a process alone.
+/// The transport's name and version, such as "Open MPI v4.1.4"; "" for a single process.
 std::string transport();
-/// Until all ranks have come here.
+/// Waits until all ranks have called it.
 void barrier();
-/// Says why on stderr, with the rank's number, and ends all ranks: for errors that one of them
-/// cannot recover from.
+/// Prints the rank and the reason on stderr and ends all ranks: for errors that one rank cannot
+/// recover from.
 [[noreturn]] void abort(const std::string& why);
-/// How long a collective waits for another rank before it throws, 60 s to begin with
-/// (BRRR_DIST_LIMIT).
+/// How long a collective waits for another rank before it throws; 60 s by default or, if set,
+/// BRRR_DIST_LIMIT seconds.
 void set_limit(double seconds);
 
-/// What MPI has carried so far; GPUs that send to each other by NCCL are not counted.
+/// Traffic over MPI so far; transfers between GPUs by NCCL are not counted.
 struct Stats {
   uint64_t exchanges = 0, bytes_sent = 0;
-  double under_way_s = 0;  ///< While at least one was.
-  double waited_s = 0;     ///< By the computation: what was not hidden.
+  double in_flight_s = 0;  ///< Time in which at least one exchange was under way.
+  double waited_s = 0;     ///< Time that the computation waited for one: not overlapped.
 };
 Stats stats();
 

@@ -5,15 +5,16 @@
 
 namespace brrr::dist {
 
-// Rows in collective.cpp. Every rank calls the same, with the same shapes and dtypes.
-/// The sum over all ranks, in rank order: the same bits on each and with every transport. Its
-/// gradient is the sum of the gradients.
+// Rows in collective.cpp. Every rank must make the same call, with the same shapes and dtypes.
+/// The sum over all ranks, added in rank order: the same bits on every rank and with every
+/// transport. Its gradient is the all_reduce of the gradients.
 Tensor all_reduce(const Tensor& x);
-/// [n, ..] of each rank, one after the other: [size() * n, ..].
+/// The tensors [n, ..] of all ranks, concatenated in rank order: [size() * n, ..].
 Tensor all_gather(const Tensor& x);
-/// Part rank() along dim 0 of the sum over all ranks: [n, ..] -> [n / size(), ..].
+/// Part rank() along dim 0 of the sum over all ranks: [n, ..] -> [n / size(), ..]; throws unless
+/// size() divides n.
 Tensor reduce_scatter(const Tensor& x);
-/// The values of rank `root`; its gradient there is the sum of the gradients, elsewhere zero.
+/// The values of rank `root`. The gradient is the sum over all ranks on `root`, elsewhere zero.
 Tensor broadcast(const Tensor& x, int root = 0);
 
 }  // namespace brrr::dist

@@ -1,5 +1,5 @@
 #pragma once
-// Tensors from nothing, from host memory and from the random stream.
+// Tensors created from scalars, from host memory and from the random stream.
 
 #include <initializer_list>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace brrr {
 
-/// A nested braced list of numbers: the argument of tensor({{1.f, 2.f}, {3.f, 4.f}}).
+/// A nested braced list of scalars: the argument of tensor({{1.f, 2.f}, {3.f, 4.f}}).
 class NestedList {
  public:
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
@@ -24,7 +24,7 @@ class NestedList {
   IntList sizes_;
 };
 
-// --- from host memory (inside a step these are read again on every call) -------------------------
+// --- from host memory (in a step, read again on every call) --------------------------------------
 /// Floating literals give float32, integers int64, bools bool. Throws on ragged nesting.
 Tensor tensor(std::initializer_list<NestedList> items);
 Tensor tensor(Scalar v);
@@ -32,8 +32,8 @@ Tensor tensor(const std::vector<float>& v);
 Tensor tensor(const std::vector<double>& v);  ///< float64
 Tensor tensor(const std::vector<int64_t>& v);
 Tensor tensor(const std::vector<int32_t>& v);
-/// A tensor of host memory, on the CPU: a copy, or with `copy` false, outside of graph-mode steps
-/// only, the memory itself, which must outlive it.
+/// A CPU tensor of host memory: a copy or, if `copy` is false (not inside a graph-mode step), the
+/// memory itself, which must be aligned to the dtype and outlive the tensor.
 Tensor from_blob(const void* data, const IntList& sizes, DType dtype, bool copy = true);
 
 // --- filled --------------------------------------------------------------------------------------
@@ -46,15 +46,15 @@ Tensor ones(const IntList& sizes, Device device);
 Tensor full(const IntList& sizes, Scalar v);
 Tensor full(const IntList& sizes, Scalar v, DType dtype, Device device = default_device());
 Tensor arange(Scalar end, Device device = default_device());
-/// start, start + step, ... below end: int64 if all are integers, else float32. Throws where
-/// an integer dtype that is given does not hold them.
+/// start, start + step, ... before end: int64 if all are integers, else float32. Throws if an
+/// explicit integer dtype does not hold them.
 Tensor arange(Scalar start, Scalar end, Scalar step = 1, Device device = default_device());
 Tensor arange(Scalar start, Scalar end, Scalar step, DType dtype, Device device = default_device());
-/// Both ends and what lies evenly between them, float32 or another floating dtype.
+/// `steps` evenly spaced values from start to end, inclusive; float32 or another floating dtype.
 Tensor linspace(double start, double end, int64_t steps, Device device = default_device());
 Tensor linspace(double start, double end, int64_t steps, DType dtype,
                 Device device = default_device());
-/// Ones on the diagonal of [n, m], or [n, n], zeros elsewhere; float32 or another floating dtype.
+/// Ones on the diagonal of [n, m] ([n, n] if m is -1), else zeros; float32 or another float dtype.
 Tensor eye(int64_t n, int64_t m = -1, Device device = default_device());
 Tensor eye(int64_t n, int64_t m, DType dtype, Device device = default_device());
 Tensor empty_like(const Tensor& t);
@@ -62,15 +62,15 @@ Tensor zeros_like(const Tensor& t);
 Tensor ones_like(const Tensor& t);
 Tensor full_like(const Tensor& t, Scalar v);
 
-// --- random: one draw of the stream each ---------------------------------------------------------
-/// Uniform in [0, 1), of a floating dtype; float64's have 24 bits, too.
+// --- random: each call takes one draw of the stream ----------------------------------------------
+/// Uniform in [0, 1), of a floating dtype; at most 24 random bits, for float64 too.
 Tensor rand(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
 Tensor rand(const IntList& sizes, Device device);
-/// Standard normal, of a floating dtype, from 24 bits as well: none is beyond 5.77.
+/// Standard normal, of a floating dtype, from 24-bit uniforms as well: no magnitude exceeds 5.77.
 Tensor randn(const IntList& sizes, DType dtype = kFloat32, Device device = default_device());
 Tensor randn(const IntList& sizes, Device device);
-/// Integers in [low, high), int64. Their probabilities differ by less than a part in a thousand up
-/// to 2^54 of them, and beyond that by at most a part in 2^64 / (high - low).
+/// Integers in [low, high), int64. Their probabilities differ by less than 0.1 % for ranges up to
+/// 2^54, and beyond that by at most one part in 2^64 / (high - low).
 Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device = default_device());
 Tensor rand_like(const Tensor& t);
 Tensor randn_like(const Tensor& t);
@@ -78,9 +78,9 @@ Tensor randn_like(const Tensor& t);
 Tensor randperm(int64_t n, Device device = default_device());
 /// 0 with probability p, else 1 / (1 - p), in the dtype of `like`.
 Tensor dropout_mask(const Tensor& like, double p);
-/// int64 [2]: seed and number of one draw, for kernels that make its values tile by tile.
+/// int64 [2]: seed and number of one draw, for kernels that generate its values tile by tile.
 Tensor draw_key(Device device = default_device());
-/// The mask that dropout_mask would have made with that draw.
+/// The mask that dropout_mask would generate with the draw `key`; `sizes` are its shape.
 Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType dtype);
 /// x times a dropout mask while training, else x.
 Tensor dropout(const Tensor& x, double p, bool training);

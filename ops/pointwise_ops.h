@@ -1,10 +1,10 @@
 #pragma once
 // Pointwise ops: arithmetic, comparison, logic, functions of one variable, activations.
 //
-// Shapes broadcast and dtypes promote as PyTorch's. Unless a line says otherwise the result has the
-// promoted dtype; functions marked (float) turn integer and bool inputs into float32. A number that
-// an integer dtype does not hold is compared as it is, is a bound that saturates (clamp, minimum,
-// maximum), an Error in where, and else computed with exactly: the result keeps its own low bits.
+// Shapes broadcast and dtypes promote as in PyTorch. Unless a line says otherwise the result has
+// the promoted dtype; functions marked (float) convert integer and bool inputs to float32. A scalar
+// out of an integer dtype's range is compared exactly, saturates as a bound (clamp, minimum,
+// maximum), is an Error in where, and is otherwise exact in int64: the result keeps its low bits.
 
 #include <string>
 
@@ -25,7 +25,7 @@ Tensor div(const Tensor& a, Scalar b);
 Tensor div(Scalar a, const Tensor& b);
 Tensor floor_div(const Tensor& a, const Tensor& b);  ///< floor(a / b); integers by zero give 0
 Tensor floor_div(const Tensor& a, Scalar b);
-Tensor remainder(const Tensor& a, const Tensor& b);  ///< a - floor(a / b) * b, the sign of b
+Tensor remainder(const Tensor& a, const Tensor& b);  ///< a - floor(a / b) * b; has the sign of b
 Tensor remainder(const Tensor& a, Scalar b);
 Tensor neg(const Tensor& a);                       ///< -a; not of bool tensors
 Tensor minimum(const Tensor& a, const Tensor& b);  ///< Propagates NaN.
@@ -33,7 +33,7 @@ Tensor minimum(const Tensor& a, Scalar b);
 Tensor maximum(const Tensor& a, const Tensor& b);  ///< Propagates NaN.
 Tensor maximum(const Tensor& a, Scalar b);
 Tensor clamp(const Tensor& a, Scalar lo, Scalar hi);  ///< min(max(a, lo), hi); NaN stays NaN
-/// a where the condition is not 0, else b.
+/// a where the condition is not 0, else b; the condition may have any dtype.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 Tensor where(const Tensor& condition, const Tensor& a, Scalar b);
 Tensor where(const Tensor& condition, Scalar a, const Tensor& b);
@@ -113,10 +113,10 @@ Tensor abs(const Tensor& x);
 Tensor sign(const Tensor& x);
 Tensor floor(const Tensor& x);
 Tensor ceil(const Tensor& x);
-Tensor round(const Tensor& x);  ///< Halves go to even.
+Tensor round(const Tensor& x);  ///< Ties round to even.
 Tensor trunc(const Tensor& x);
-/// x^e. Integers to an integer power wrap around; elements of a negative exponent then give 1 /
-/// x^-e cut off and 0 for x = 0, a negative number is an Error.
+/// x^e. Integers to an integer power wrap on overflow; a negative element of e gives 1 / x^-e
+/// truncated (0 for x = 0), a negative integer scalar e is an Error.
 Tensor pow(const Tensor& x, const Tensor& e);
 Tensor pow(const Tensor& x, Scalar e);
 
@@ -124,10 +124,10 @@ Tensor pow(const Tensor& x, Scalar e);
 Tensor relu(const Tensor& x);                             ///< max(x, 0)
 Tensor leaky_relu(const Tensor& x, double slope = 0.01);  ///< x > 0 ? x : slope * x (float)
 Tensor elu(const Tensor& x, double alpha = 1.0);  ///< x > 0 ? x : alpha * (exp(x) - 1) (float)
-/// x * Phi(x) (float); `approximate` "none" uses erf, "tanh" the formula of Hendrycks and Gimpel
-/// (2016).
+/// x * Phi(x) (float); `approximate` "none" uses erf, "tanh" the approximation of Hendrycks and
+/// Gimpel (2016).
 Tensor gelu(const Tensor& x, const std::string& approximate = "none");
 Tensor silu(const Tensor& x);      ///< x * sigmoid(x) (float)
-Tensor softplus(const Tensor& x);  ///< log(1 + exp(x)), without overflow (float)
+Tensor softplus(const Tensor& x);  ///< log(1 + exp(x)), computed without overflow (float)
 
 }  // namespace brrr

@@ -1,5 +1,5 @@
 #pragma once
-// View ops: other shapes and strides over the same memory. See the members of Tensor for the rest.
+// View ops: other shapes and strides over the same memory. Tensor's members document the rest.
 
 #include <vector>
 
@@ -7,10 +7,10 @@
 
 namespace brrr {
 
-/// The sum of `t` over the dims that broadcasting `sizes` to its shape would add or stretch; `t`
-/// itself when the shapes are equal. Gradients of broadcast operands come through it.
+/// The sum of `t` over the dims that broadcasting `sizes` to its shape would add or expand; `t`
+/// itself if the shapes are equal. This is the gradient of broadcasting.
 Tensor sum_to(const Tensor& t, const IntList& sizes);
-/// A view that differs from `t` in nothing but identity.
+/// A new tensor that views all of `t` with its sizes and strides.
 Tensor alias(const Tensor& t);
 /// Strided access to the storage that `t` views, in at most 6 dims; sizes, strides and offset in
 /// elements.
@@ -25,7 +25,7 @@ Tensor expand(const Tensor& t, const IntList& sizes);
 Tensor flatten(const Tensor& t, int64_t start = 0, int64_t end = -1);
 std::vector<Tensor> chunk(const Tensor& t, int64_t chunks, int64_t dim = 0);
 std::vector<Tensor> split(const Tensor& t, int64_t size, int64_t dim = 0);
-/// The slices t.select(dim, 0), t.select(dim, 1), ...; their gradients are joined in one pass.
+/// The slices t.select(dim, 0), t.select(dim, 1), ...; one pass concatenates their gradients.
 std::vector<Tensor> unbind(const Tensor& t, int64_t dim = 0);
 
 }  // namespace brrr

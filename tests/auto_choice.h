@@ -1,5 +1,5 @@
 #pragma once
-// What Mode::Auto has measured and chosen, as explain() says it.
+// Reads what Mode::Auto measured and chose from the text of explain().
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 
 namespace brrr::test {
 
-/// That both ways were timed, and the faster is kept; whether that is the replay.
+/// Checks that both ways were timed and the faster was kept; returns whether that is the replay.
 inline bool keeps_the_faster(const std::string& said) {
   const size_t at = said.find("auto: replay ");
   double replay_us = 0, eager_us = 0;

@@ -31,8 +31,8 @@ std::vector<KernelResources> resources_of(const std::string& cubin) {
     const Elf64_Shdr info = section(k);
     if (text(header.e_shstrndx, info.sh_name) != ".nv.info") continue;
     const Elf64_Shdr symbols = section(info.sh_link);
-    // Attributes: a byte for the format, one for what it is, then two of the payload's size in
-    // format 4, in which that of a function is its symbol and a number; of the value in others.
+    // An attribute is a format byte, a kind byte, and two bytes: the payload's size in format 4 (a
+    // function's payload is its symbol and a number), the value itself in other formats.
     constexpr uint8_t kSized = 4, kFrameSize = 0x11;
     for (size_t at = info.sh_offset, end = at + info.sh_size; at < end;) {
       const auto format = read<uint8_t>(cubin, at), what = read<uint8_t>(cubin, at + 1);

@@ -1,6 +1,6 @@
 #pragma once
-// What kernels take of a GPU's registers and memory, read from their machine code: what `ptxas -v`
-// tells, without compiling again.
+// Registers and memory that kernels use on a GPU, read from their machine code: the figures of
+// `ptxas -v` without compiling again.
 
 #include <cstdint>
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace brrr::test {
 
-/// A kernel, or a function that it calls and that has not been inlined.
+/// A kernel, or a function that it calls and that was not inlined.
 struct KernelResources {
   std::string name;
-  int64_t stack = 0;  ///< Bytes of each thread: arrays that are indexed, spilled registers.
+  int64_t stack = 0;  ///< Bytes per thread: dynamically indexed arrays, spilled registers.
 };
-/// Of a cubin, an ELF file; nothing of PTX.
+/// Parses a cubin, an ELF file; empty for PTX.
 std::vector<KernelResources> resources_of(const std::string& cubin);
 
-/// More than this is a kernel gone wrong. The C library's own sin, cos and tan of float64 have 40
+/// A larger stack means a defective kernel. The C library's own float64 sin, cos and tan use 40
 /// bytes; ptxas itself refuses more than 48 KB of static shared memory.
 inline constexpr int64_t kMostStack = 64;
 

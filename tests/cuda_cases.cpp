@@ -30,28 +30,29 @@ Compiled compile(const std::string& text, const char* name, int major) {
   Compiled c;
   c.failure = error_of([&] { c.code = machine_code(*gpu_compiler(), text, name, major, 0); });
   if (!c.failure.empty()) return c;
-  // An ELF file, unless the compiler is older than the architecture: it gives PTX then.
+  // An ELF file, or PTX if the compiler is older than the architecture.
   const bool good = c.code.starts_with("\177ELF") || c.code.find(".target") != c.code.npos;
   if (!good) c.failure = "no machine code";
   return c;
 }
 
-// A line for each kernel of the machine code that takes too much. `who` says more of a kernel.
-template <class Who> std::string greedy(const std::string& code, int major, const Who& who) {
+// A line for each kernel of the machine code with too large a stack; `describe` gives a suffix for
+// a name.
+template <class Describe>
+std::string stack_failures(const std::string& code, int major, const Describe& describe) {
   std::string lines;
   for (const KernelResources& r : resources_of(code)) {
     if (r.stack <= kMostStack) continue;
     lines += fmt::format("{}{} takes {} bytes of stack, {} at most, on compute capability {}.0\n",
-                         r.name, who(r.name), r.stack, kMostStack, major);
+                         r.name, describe(r.name), r.stack, kMostStack, major);
   }
   return lines;
 }
 
-// The library's backend; in its place stands one that does the same, after it has compiled what it
-// is given for real GPUs too.
+// The library's backend; a wrapper in its place compiles everything for real GPUs first.
 const Backend* library = nullptr;
 
-// What tests have run of kernels given as text, by kernel and dtype: variants by their bits.
+// The kernels that tests have run; those given as text by kernel, dtype and variant bits.
 struct Ran {
   std::mutex mutex;
   std::map<std::pair<const DeviceKernel*, DType>, std::map<uint32_t, Variant>> variants;
@@ -77,7 +78,7 @@ std::vector<KernelText> rows_kernels(const OpCall& c) {
   OpCall again(*c.op, c.in, c.n_in, c.n_out);
   again.attrs = c.attrs;
   for (int k = 0; k < c.n_out; ++k) again.out[k] = c.out[k];
-  each_rows_call(again, [&](const RowsCall& call) {
+  for_each_rows_call(again, [&](const RowsCall& call) {
     each_launch(call.walk, call.space, [&](program::Stage stage, int64_t, int) {
       static constexpr const char* names[] = {"k", "k_columns", "k_numbers"};
       kernels.push_back({call.key(stage), names[static_cast<int>(stage)], 0, call.text(stage)});
@@ -96,19 +97,19 @@ void launch_noted(OpCall& c) {
   }
 }
 
-// One of the architectures in turn, always the same for a text; of `of` texts for one only, else 0.
+// An architecture determined by the text; with `of` > 1 for one text in `of` only, else 0.
 int turn_of(const std::string& text, size_t of = 1) {
   const size_t turn = std::hash<std::string>{}(text) % (std::size(kArchitectures) * of);
   return turn < std::size(kArchitectures) ? kArchitectures[turn] : 0;
 }
 
-// That a process has compiled the kernel for that architecture.
+// The cache key that records that a process has compiled the kernel for that architecture.
 std::string compiled_key(const KernelText& k, int major) {
   return jit::fingerprint({fmt::format("checked {} {}", gpu_compiler()->compiler_version(), major),
                            cuda::program_of(k.text), k.name});
 }
 
-// Of what ran, the kernels for an architecture that no process has compiled yet.
+// The recorded kernels for an architecture that no process has compiled yet.
 std::vector<KernelText> kernels_to_compile(int major) {
   constexpr size_t kLongText = 8192;
   const std::string dir = jit::kernel_cache_dir();
@@ -140,7 +141,8 @@ KernelModule* build_checked(const KernelSource& source, bool& cached) {
     if (!major) return library->build(source, cached);
     const auto built = compile(with_support(all), "step", major);
     CHECK_MESSAGE(built.failure.empty(), built.failure);
-    const std::string lines = greedy(built.code, major, [](const std::string&) { return ""; });
+    const std::string lines =
+        stack_failures(built.code, major, [](const std::string&) { return ""; });
     CHECK_MESSAGE(lines.empty(), lines, all);
   }
   return library->build(source, cached);
@@ -246,7 +248,7 @@ static std::string name_in_program(const char* name, size_t place) {
   return fmt::format("{}_{}", name, place);
 }
 
-// Of one program: each kernel in a namespace of its own, renamed.
+// The text of one program, with each kernel renamed in a namespace of its own.
 static std::string program_text(const std::vector<KernelText>& kernels) {
   std::string all;
   for (size_t i = 0; i < kernels.size(); ++i) {
@@ -272,7 +274,7 @@ static void build_program(const std::vector<KernelText>& kernels) {
     cuda::check(d.driver->function(module, name_in_program(kernels[i].name, i).c_str(),
                                    kernels[i].shared_bytes, &f),
                 kernels[i].name);
-    keep_kernel(kernels[i].key, f);
+    register_kernel(kernels[i].key, f);
   }
 }
 
@@ -327,7 +329,7 @@ std::string compile_failures(const std::vector<KernelText>& kernels, int major) 
     if (some.size() == kMany || (i == kernels.size() && !some.empty())) {
       const auto [code, failure] = compile(program_text(some), some[0].name, major);
       if (!failure.empty()) failures += failure + '\n';
-      failures += greedy(code, major, [&](const std::string& name) {
+      failures += stack_failures(code, major, [&](const std::string& name) {
         const auto is = [&](const KernelText& k) {
           return name == name_in_program(k.name, static_cast<size_t>(&k - some.data()));
         };

@@ -1,5 +1,5 @@
 #pragma once
-// The module brrr_cuda by itself, through the boundary that the library uses.
+// Tests of the module brrr_cuda alone, through the boundary that the library uses.
 
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backends/cuda/driver.h"
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 namespace brrr::test::cuda {
 
@@ -37,7 +37,7 @@ inline const std::string doubling = kernel("doubling",
                                            "const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
                                            "  if (i < p.n) p.y[i] = 2 * p.x[i];");
 
-/// What a compilation gives, or the words of its failure.
+/// The result of a compilation, or its error message.
 struct Compiled {
   std::string image, failure;
   double ms;
@@ -62,14 +62,13 @@ inline Compiled compile(const std::string& source, int major, int minor = 0) {
     REQUIRE_MESSAGE(!words_, (words_ ? words_ : "")); \
   } while (0)
 
-/// Whether there is a GPU; the words otherwise.
+/// Whether there is a GPU; `words` gets the error message otherwise.
 inline bool open_device(Properties& properties, std::string& words) {
   const Failure failure = boundary().open(&properties);
   words = failure ? failure : "";
   return !failure;
 }
 
-/// Memory of the device and a stream.
 struct Device {
   const Driver& driver = boundary();
   Stream* stream = nullptr;

@@ -1,5 +1,5 @@
 #pragma once
-// What the emulator tells tests while the library runs on it: tests/emulator/probe.h.
+// Access to the emulator's counters while the library runs on it: tests/emulator/probe.h.
 
 #include <dlfcn.h>
 
@@ -10,7 +10,7 @@
 
 namespace brrr::test {
 
-/// A function of the emulator; null where a GPU does the work.
+/// A function of the emulator; null on a real GPU.
 template <class F> F* emulated(const char* name) {
   const char* path = std::getenv("BRRR_CUDA_MODULE");
   void* module = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : nullptr;

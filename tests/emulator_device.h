@@ -1,5 +1,5 @@
 #pragma once
-// The emulated device by itself, through the boundary that the library uses.
+// Tests of the emulated device alone, through the boundary that the library uses.
 
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@ namespace brrr::test {
 
 using namespace brrr::cuda;
 
-/// A copy of the module, since the library may have opened the module itself.
+/// A copy of the module, because the library may have opened the original.
 inline void* module_copy() {
   static void* const module = [] {
     const TemporaryDirectory folder;
@@ -46,7 +46,7 @@ inline std::string words(Failure f) { return f ? f : "no failure"; }
     CHECK_MESSAGE(said.find(part) != std::string::npos, said); \
   } while (0)
 
-/// The device, opened anew with no setting but the one given.
+/// Reopens the device with only the given setting.
 struct Device {
   explicit Device(const std::string& name = "", const char* value = "") {
     const char* const names[] = {"BRRR_EMULATOR_MEMORY", "BRRR_EMULATOR_LAZY",
@@ -92,7 +92,7 @@ struct Device {
   std::vector<void*> allocated;
 };
 
-/// A kernel of a program, which is compiled once.
+/// A kernel of a program; each program is compiled once.
 inline Function* kernel(const char* program, const char* name, size_t shared_bytes = 0) {
   static std::map<const char*, Module*> modules;
   Module*& module = modules[program];
@@ -107,7 +107,7 @@ inline Function* kernel(const char* program, const char* name, size_t shared_byt
   return f;
 }
 
-/// What most test kernels take.
+/// The parameters of most test kernels.
 struct Vectors {
   const float* a;
   const float* b;
@@ -121,7 +121,7 @@ inline size_t free_bytes() {
   return free;
 }
 
-/// The bits of a small integer, which both 16-bit formats hold.
+/// The 16-bit pattern of a small integer, which both 16-bit formats represent exactly.
 inline unsigned encode(int x, bool bf16) {
   const unsigned sign = x < 0 ? 0x8000 : 0, y = static_cast<unsigned>(std::abs(x));
   if (y == 0) return sign;

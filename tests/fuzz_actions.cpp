@@ -1,4 +1,4 @@
-// What an instruction of a fuzzed step program may do.
+// The actions of a fuzzed step program's instructions.
 #include "tests/fuzz_steps.h"
 
 namespace brrr::fuzz {
@@ -7,7 +7,7 @@ const std::vector<const OpDef*>& pointwise_rows() {
   static const auto rows = [] {
     std::vector<const OpDef*> all;
     for (const OpDef* op : registry()) {
-      // What knows its place has actions of its own: any operand may not be its seed.
+      // Rows that use positions have separate actions: not every operand can be a seed.
       if (op->pointwise && !op->pointwise->integers) all.push_back(op);
     }
     return all;
@@ -15,7 +15,7 @@ const std::vector<const OpDef*>& pointwise_rows() {
   return rows;
 }
 
-// In fuzz_index.cpp, fuzz_nets.cpp and fuzz_state.cpp.
+// Defined in fuzz_index.cpp, fuzz_nets.cpp and fuzz_state.cpp.
 void index(Machine& m, const Ins& i);
 void computed_index(Machine& m, const Ins& i);
 void layer(Machine& m, const Ins& i);
@@ -29,7 +29,7 @@ void new_leaf(Machine& m, const Ins& i);
 namespace {
 
 Scalar scalar(const Machine& m, const Ins& i, uint32_t bits) {
-  // Some numbers change from call to call, as a schedule on the host would make them.
+  // Some scalars change from call to call, like a schedule on the host.
   const double s = i.s + (bits % 7 == 0 ? m.call * 0.5 : 0.0);
   if (bits % 5 == 0) return static_cast<int64_t>(s * 2);
   if (bits % 11 == 0) return s > 0;
@@ -53,7 +53,7 @@ IntList some_dims(const Tensor& t, uint32_t n) {
 
 int64_t some_dim(const Tensor& t, uint32_t n) { return t.dim() ? n % t.dim() : 0; }
 
-// Operands for any row of the registry, gradient rows too: tensors and numbers of any dtype.
+// Operands for any row of the registry, including gradient rows: tensors and scalars of any dtype.
 void add_operands(PointwiseCall& call, Machine& m, const Ins& i, std::vector<Tensor>& keep,
                   IntList shape, bool to, bool narrow) {
   const OpDef* op = i.row;

@@ -1,5 +1,5 @@
-// What an instruction of a fuzzed step may do with indices: those that are in range because they
-// are remainders, and those of which only their check knows it.
+// Actions of a fuzzed step program with indices: remainders, which are known to be in range, and
+// ids that only their check knows to be.
 #include "tests/fuzz_steps.h"
 
 namespace brrr::fuzz {
@@ -28,7 +28,7 @@ void index(Machine& m, const Ins& i) {
   }
 }
 
-// Ids that a step makes; that each is one of five, only their check knows.
+// Ids that a step computes; only their check knows that each is one of five.
 void computed_index(Machine& m, const Ins& i) {
   const Tensor t = m.floating(i.a), table = m.state.leaves[2];
   Tensor ids = where(t > i.s, full({}, 3), full({}, 1));

@@ -1,12 +1,12 @@
-// What an instruction of a fuzzed net may do: layers over many rows, whose kernels can run part by
-// part and whose values are worth making anew, losses, gradients and updates.
+// Actions of a fuzzed net: layers over many rows, whose kernels can run part by part and whose
+// values are worth recomputing, losses, gradients and updates.
 #include "tests/fuzz_steps.h"
 
 namespace brrr::fuzz {
 
 namespace {
 
-// One of the last few values that are rows of the net's.
+// One of the last few values that have the net's row shape.
 Tensor rows(const Machine& m, uint32_t n) {
   const Tensor& w = m.state.leaves[0];
   n %= 3;
@@ -20,7 +20,7 @@ Tensor rows(const Machine& m, uint32_t n) {
   return last;
 }
 
-// Eight rows are a sequence.
+// Eight rows form a sequence.
 Tensor attention(const Tensor& t, const Tensor& other, uint32_t n) {
   const auto heads = [](const Tensor& x) { return x.reshape({-1, 8, 2, 4}).transpose(1, 2); };
   Tensor q = heads(t), k = heads(n & 1 ? t : other);
@@ -54,7 +54,7 @@ void layer(Machine& m, const Ins& i) {
       return m.push(cat({t.slice(1, 3, kWidth), other.slice(1, 0, 3) * 0.5}, 1));
     case 7:
       return m.push(t - mean(t, {1}, true));
-    case 8:  // Eight rows at a time, the other way round.
+    case 8:  // Eight rows at a time, transposed.
       return m.push(matmul(t.reshape({-1, kWidth, kWidth}), w).transpose(1, 2).reshape(t.sizes()));
     case 9:
       return m.push(attention(t, other, i.c));
@@ -66,11 +66,11 @@ void layer(Machine& m, const Ins& i) {
       return m.push(log_softmax(t, 1));
     case 13:
       return m.push(matmul(t, matmul(t.t(), other) * 1e-3));
-    case 14:  // Sums of columns, and what they are for.
+    case 14:  // Sums of columns, and uses of them.
       return m.push((t - mean(t, {0}, true)) * rsqrt(var(t, {0}, false, true) + 0.1));
     case 15:
       return m.push(t * sigmoid(other) + tanh(t));
-    case 16:  // What lasts is written and read by row.
+    case 16:  // State is written and read by row.
       if (i.c % 4 == 0) rows(m, 2).detach().mul_(0.5);
       return m.push(t + shift);
     default:

@@ -1,4 +1,4 @@
-// What an instruction of a fuzzed step program may do to what lasts: gradients, updates, handles.
+// Actions of a fuzzed step program on lasting state: gradients, updates, handles.
 #include "tests/fuzz_steps.h"
 
 namespace brrr::fuzz {
@@ -59,7 +59,7 @@ void optimise(Machine& m, const Ins& i) {
   }
 }
 
-// Handles that outlive the call, and what an earlier call left.
+// Handles that outlive the call, and those of an earlier call.
 void keep(Machine& m, const Ins& i) {
   State& s = m.state;
   const Tensor t = m.pick(i.a);

@@ -1,7 +1,7 @@
 #pragma once
-// Random step programs: lists of instructions that are interpreted with real tensors, eagerly or
+// Random step programs: lists of instructions that are interpreted on real tensors, eagerly or
 // inside a recorded step. Every instruction runs on any pool of tensors (operands are picked modulo
-// its size and fitted), so that a failing program still runs when instructions are dropped from it.
+// its size and fitted), so a failing program can be reduced by dropping instructions.
 
 #include <brrr/brrr.h>
 
@@ -23,19 +23,19 @@ struct Machine;
 struct Ins;
 using Action = void (*)(Machine&, const Ins&);
 
-/// One instruction: what to do, which tensors to pick, and numbers that mean what the action wants.
+/// One instruction: the action, tensors to pick, and parameters whose meaning is the action's.
 struct Ins {
   std::string op;  ///< "view", "pointwise:exp".
   uint32_t a = 0, b = 0, c = 0, n = 0;
   double s = 0;
-  uint8_t when = 255;  ///< Bit k: it runs in call k (a host branch that changes).
+  uint8_t when = 255;  ///< Bit k: runs in call k (models a host branch that changes).
   bool no_grad = false;
   Action action = nullptr;
-  const OpDef* row = nullptr;  ///< Of pointwise instructions.
+  const OpDef* row = nullptr;  ///< For pointwise instructions.
 };
 using Program = std::vector<Ins>;
 
-/// What a program keeps between calls; every field may be written, rebound or differentiated.
+/// State that a program keeps between calls; every field may be written, rebound or differentiated.
 struct State {
   std::vector<Tensor> leaves, held, escaped, results;
   std::vector<Tensor> momentum;
@@ -43,7 +43,7 @@ struct State {
   Ref<ControlCell> lr = control_cell(0.1), decay = control_cell(0.01);
 };
 
-/// Bits of every element, with one NaN for all of them.
+/// The bits of every element; all NaNs map to the same one.
 inline std::vector<uint64_t> bits_of(const Tensor& t) {
   const std::vector<char> bytes = comparable_bytes(t);
   std::vector<uint64_t> bits(static_cast<size_t>(t.numel()));
@@ -57,17 +57,17 @@ inline Tensor typed(const IntList& sizes, DType t) {
   return is_floating(t) ? randn(sizes).to(t) : randint(t == kUInt8 ? 0 : -5, 9, sizes).to(t);
 }
 
-/// What programs work on: small tensors of all kinds, or what nets are made of.
+/// What programs operate on: small tensors of all kinds, or the tensors of neural nets.
 enum class Kind : uint8_t { Anything, Net };
-constexpr int64_t kWidth = 8;  ///< Of a net's rows.
+constexpr int64_t kWidth = 8;  ///< Row length of a net's tensors.
 
-/// Most nets are of float32.
+/// Most nets are float32.
 inline DType net_dtype(uint64_t seed) {
   constexpr DType all[] = {kFloat32, kBFloat16, kFloat32, kFloat32, kFloat16, kFloat32, kFloat64};
   return all[seed % std::size(all)];
 }
 
-/// The same state for the same seed.
+/// Deterministic in the seed.
 inline State make_state(uint64_t seed, Kind kind = Kind::Anything) {
   manual_seed(seed);
   State s;
@@ -101,18 +101,18 @@ inline State make_state(uint64_t seed, Kind kind = Kind::Anything) {
   return s;
 }
 
-constexpr int64_t kMostElements = 8192;  ///< Of a tensor that a program goes on with.
+constexpr int64_t kMostElements = 8192;  ///< Larger tensors do not enter the pool.
 
-/// Interprets a program over one state and the step's arguments.
+/// Interprets a program on one state and the step's arguments.
 struct Machine {
   State& state;
   int call;
   std::vector<Tensor> pool = {};
   int errors = 0;
-  size_t stop = SIZE_MAX;  ///< Throws, as a user may, before the instruction of that number.
+  size_t stop = SIZE_MAX;  ///< Throws before this instruction, as user code may.
 
   const Tensor& pick(uint32_t n) const { return pool[n % pool.size()]; }
-  /// The first tensor from the n-th on (round the pool) that `ok` likes, else an undefined one.
+  /// The first tensor from the n-th on (wrapping around) for which `ok` holds, else undefined.
   template <class F> Tensor find(uint32_t n, F ok) const {
     for (size_t k = 0; k < pool.size(); ++k) {
       if (const Tensor& t = pool[(n + k) % pool.size()]; ok(t)) return t;
@@ -125,7 +125,7 @@ struct Machine {
   void push(const Tensor& t) {
     if (t.defined() && t.numel() <= kMostElements && t.dim() <= 6) pool.push_back(t);
   }
-  /// `t`, or where it does not broadcast with `sizes` (to exactly them if `to`) a 0-d part of it.
+  /// `t` if it broadcasts with `sizes` (to exactly them if `to`), else a 0-d element of it.
   static Tensor fit(const Tensor& t, const IntList& sizes, bool to = false) {
     bool ok = !to || t.dim() <= sizes.size();
     int64_t n = 1;
@@ -159,7 +159,7 @@ struct Machine {
       try {
         i.action(*this, i);
       } catch (const Error&) {
-        ++errors;  // A user may catch it and go on; both modes must then do so alike.
+        ++errors;  // User code may catch it and go on; both modes must then behave alike.
       }
       context.grad_enabled = before;
     }
@@ -169,11 +169,11 @@ struct Machine {
 struct NamedAction {
   const char* name;
   Action action;
-  int weight, in_nets;  ///< How often, in programs of each kind.
+  int weight, in_nets;  ///< Frequency in programs of each kind.
 };
 const std::vector<NamedAction>& actions();
 
-/// The registry's pointwise rows, those of gradients too.
+/// The registry's pointwise rows, including those of gradients.
 const std::vector<const OpDef*>& pointwise_rows();
 
 inline Ins ins(const std::string& op, uint32_t a, uint32_t b = 0, uint32_t c = 0, uint32_t n = 0,
@@ -188,7 +188,7 @@ inline Ins ins(const std::string& op, uint32_t a, uint32_t b = 0, uint32_t c = 0
   return i;
 }
 
-/// As it is written in a regression test.
+/// The program as source text for a regression test.
 inline std::string to_string(const Program& p) {
   std::string s;
   char line[200];
@@ -200,7 +200,7 @@ inline std::string to_string(const Program& p) {
   return s;
 }
 
-/// Without `branches` every call does the same, so that a step makes one recording.
+/// Without `branches` every call is the same, so that a step makes a single recording.
 inline Program generate(uint64_t seed, int length, bool branches, Kind kind = Kind::Anything) {
   std::mt19937_64 random(seed);
   std::vector<const NamedAction*> bag;

@@ -1,5 +1,5 @@
 #pragma once
-// What fuzzed programs work on, and comparing two copies of it.
+// The state of fuzzed programs, and the comparison of two copies of it.
 
 #include <map>
 
@@ -7,7 +7,7 @@
 
 namespace brrr::fuzz {
 
-/// Everything that a user can reach, by name.
+/// Every tensor that a user can reach, by name.
 inline std::vector<std::pair<std::string, Tensor>> reachable(const State& s) {
   std::vector<std::pair<std::string, Tensor>> all;
   const auto add = [&](const char* name, const std::vector<Tensor>& list) {
@@ -31,7 +31,7 @@ inline std::vector<std::pair<std::string, Tensor>> reachable(const State& s) {
 inline std::string layout(const Tensor& t, std::map<const void*, size_t>& storages, bool version) {
   IntList strides = t.strides();
   for (int d = 0; d < strides.size(); ++d) {
-    if (t.size(d) == 1) strides[d] = 0;  // Without meaning.
+    if (t.size(d) == 1) strides[d] = 0;  // The stride of a dim of size 1 is meaningless.
   }
   const auto number = storages.emplace(t.impl()->storage, storages.size()).first->second;
   return std::string(name(t.dtype())) + brrr::to_string(t.sizes()) + " strides " +
@@ -40,7 +40,7 @@ inline std::string layout(const Tensor& t, std::map<const void*, size_t>& storag
          (t.requires_grad() ? " requires grad" : "") + (t.is_leaf() ? " leaf" : "");
 }
 
-/// What differs first, or "".
+/// The first difference, or "".
 inline std::string compare(const State& eager, const State& graph, bool frozen) {
   const auto a = reachable(eager), b = reachable(graph);
   if (a.size() != b.size()) return "other numbers of tensors";
@@ -50,7 +50,7 @@ inline std::string compare(const State& eager, const State& graph, bool frozen) 
     const Tensor& y = b[k].second;
     if (x.defined() != y.defined()) return name + ": defined in one mode only";
     if (!x.defined()) continue;
-    // A frozen step hands out gradients as they are in the end, never written since.
+    // A frozen step binds final gradients that were never written, so their versions differ.
     const bool version = !frozen || !name.ends_with(".grad");
     const std::string p = layout(x, storages_a, version), q = layout(y, storages_b, version);
     if (p != q) return name + ": eager " + p + ", graph " + q;
@@ -66,15 +66,15 @@ inline std::string compare(const State& eager, const State& graph, bool frozen) 
   return "";
 }
 
-/// One mode's copy of all that the programs work on.
+/// One mode's copy of the programs' whole state.
 struct World {
   std::vector<State> states;
   Tensor data, ids;
   int call = 0;
   std::vector<int> errors;
-  size_t stop = SIZE_MAX;  ///< Throws before the instruction of that number.
+  size_t stop = SIZE_MAX;  ///< Throws before this instruction.
 
-  int64_t rows;  ///< Of a batch, which is a slice of the data that moves.
+  int64_t rows;  ///< Of a batch, which is a moving slice of the data.
 
   World(size_t programs, uint64_t seed, Kind kind = Kind::Anything) {
     for (size_t k = 0; k < programs; ++k) states.push_back(make_state(seed + k, kind));

@@ -1,6 +1,6 @@
 #pragma once
-// The calls whose results test_golden.cpp holds to what they were. A line there is named by the
-// text of the call here.
+// The calls whose results test_golden.cpp compares with stored checksums. A line of that file is
+// named by the text of the call here.
 
 #include "brrr.h"
 #include "tests/op_cases.h"
@@ -19,11 +19,10 @@ using Function = std::function<Outputs(In)>;
 struct Call {
   std::string name;
   Function fn;
-  double lo = -2, hi = 2;  ///< Where pointwise calls take their operands from.
+  double lo = -2, hi = 2;  ///< Range of pointwise calls' operands.
 };
 
-// A function of up to five operands, which are called x, y, w, b and i; its name is its text
-// without blanks.
+// A function of up to five operands, named x, y, w, b and i; its name is its text without blanks.
 #define CALL(...)                                              \
   Call {                                                       \
     squeezed(#__VA_ARGS__), [](In in) -> Outputs {             \
@@ -46,7 +45,7 @@ inline Call over(double lo, double hi, Call c) {
 inline Tensor ids(int64_t n, int64_t classes) { return remainder(arange(n) * 7 + 3, classes); }
 
 // clang-format off
-// These take operands of equal sizes or of sizes that broadcast; the first list also integers.
+// Operands have equal sizes or sizes that broadcast; the first list also takes integers.
 inline const std::vector<Call>& number_calls() {
   static const std::vector<Call> calls = {
       CALL(add(x, y)), CALL(sub(x, y)), CALL(mul(x, y)), CALL(div(x, y)), CALL(floor_div(x, y)),
@@ -84,7 +83,7 @@ inline const std::vector<Call>& float_calls() {
   return calls;
 }
 
-// These take matrices x and y, w and b for each column, and a class i for each row.
+// Operands are matrices x and y, w and b for each column, and a class i for each row.
 inline const std::vector<Call>& row_calls() {
   static const std::vector<Call> calls = {
       CALL(softmax(x, -1)), CALL(softmax(x, 0)), CALL(log_softmax(x, -1)), CALL(log_softmax(x, 0)),

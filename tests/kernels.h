@@ -1,5 +1,5 @@
 #pragma once
-// How many kernels a step became, checked against eager mode.
+// The number of kernels of a step, with its results checked against eager mode.
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 
 namespace brrr::test {
 
-/// The kernels of a replay, whose results are eager's bits in two calls.
+/// The number of kernels of a replay, after two calls whose results must be eager's bits.
 template <class F> uint64_t kernels(const F& fn) {
   const std::vector<Tensor> eager = fn();
   auto step = brrr::step(fn, {.require_graph = true, .build_at_first_call = true});

@@ -7,7 +7,6 @@ namespace brrr::test {
 namespace {
 
 Tensor real(const IntList& sizes, int salt = 0) { return sampled(sizes, kFloat64, -2, 2, salt); }
-// A tensor made on the spot, to be used with t.
 Tensor like(const Tensor& made, const Tensor& t) { return made.to(t.dtype()).to(t.device()); }
 Tensor ids(std::vector<int64_t> v, const IntList& sizes) { return tensor(v).view(sizes); }
 
@@ -60,7 +59,7 @@ std::vector<Case> view_cases() {
       {"contiguous", {t}, [](const Tensors& x) {
          return x[0].transpose(0, 2).contiguous().view({-1});
        }},
-      // In place; through views only where no gradient is wanted.
+      // In place; through views only without gradients.
       {"slice", {m}, [m](const Tensors& x) {
          const Tensor y = like(m, x[0]) * 1.5;
          y.slice(1, 0, 4, 2).mul_(y.slice(1, 1, 4, 2).exp());
@@ -112,7 +111,7 @@ std::vector<Case> index_cases() {
          return embedding(x[0].square(), x[1].t()).exp();
        }},
       {"one_hot", {at}, [](const Tensors& x) { return one_hot(x[0], 4); }},
-      // A process alone: every one of them is a copy.
+      // In a single process each of them is a copy.
       {"all_reduce", {m}, [](const Tensors& x) { return dist::all_reduce(x[0].t()) * 2.0; }},
       {"all_gather", {m}, [](const Tensors& x) { return dist::all_gather(x[0]).exp(); }},
       {"reduce_scatter", {m}, [](const Tensors& x) { return dist::reduce_scatter(x[0].sin()); }},
@@ -283,7 +282,7 @@ std::vector<Case> factory_cases() {
   };
 }
 
-// Draws: the same in both modes from the same seed, but no function of their inputs.
+// Draws: identical in both modes for the same seed, but not functions of their inputs.
 std::vector<Case> random_cases() {
   const Tensor m = real({5, 7});
   return {

@@ -1,7 +1,6 @@
 // The entry point of brrr_tests; the cases are in the other files of this folder.
 //
-// BRRR_TEST_DEVICE=cuda runs cases that know of no device on that one: what they make is made
-// there.
+// BRRR_TEST_DEVICE=cuda runs the cases that do not name a device with tensors created on the GPU.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 

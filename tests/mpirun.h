@@ -1,5 +1,5 @@
 #pragma once
-// A stand-in for mpirun, for programs that start processes by it: there may be no MPI here.
+// A stand-in for mpirun, for programs that start processes by it: MPI may not be installed.
 
 #include <cstdlib>
 #include <filesystem>
@@ -10,13 +10,13 @@
 
 namespace brrr::test {
 
-/// While it lives, `mpirun -np N program ...` runs the program once, whatever N is, and hands its
-/// output to a shell's `filter`.
-struct LoneMpirun {
+/// While it lives, `mpirun -np N program ...` runs the program once, whatever N is, and pipes its
+/// output through the shell command `filter`.
+struct FakeMpirun {
   bench::TemporaryFolder folder;
   bench::Env path;
 
-  explicit LoneMpirun(const std::string& filter = "cat")
+  explicit FakeMpirun(const std::string& filter = "cat")
       : path("PATH", (folder.path.string() + ":" + std::getenv("PATH")).c_str()) {
     const std::string file = folder.file("mpirun");
     std::ofstream(file) << "#!/bin/sh\nshift 2\n\"$@\" | " << filter << "\n";

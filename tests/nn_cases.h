@@ -1,5 +1,5 @@
 #pragma once
-// What tests of composite rows share: a row's kernel beside its decomposition, values, gradients.
+// Shared by tests of composite rows: a row's kernel against its decomposition, values, gradients.
 
 #include <doctest/doctest.h>
 
@@ -16,7 +16,7 @@
 #include "ops/pointwise_ops.h"
 #include "ops/reduction_ops.h"
 #include "ops/view_ops.h"
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 namespace brrr::nn_test {
 
@@ -24,13 +24,13 @@ using test::error_of, test::kInf;
 using Tensors = std::vector<Tensor>;
 using Doubles = std::vector<double>;
 
-struct Words {
+struct AttrValues {
   std::vector<int64_t> integers;
   std::vector<double> floats;
 };
 
-// Of a cross_entropy row: the dims of a row, the id that does not count, hit and miss.
-inline Words loss_words(int64_t classes, int64_t ignored = -100, double smoothing = 0) {
+// Attributes of a cross_entropy row: the dims of a row, the ignored id, hit and miss weights.
+inline AttrValues loss_attrs(int64_t classes, int64_t ignored = -100, double smoothing = 0) {
   return {{1, ignored}, {1 - smoothing, smoothing / static_cast<double>(classes)}};
 }
 inline std::string loss_row(double smoothing) {
@@ -41,7 +41,7 @@ inline std::string loss_row(double smoothing) {
 struct Both {
   Tensors kernel, decomposed;
 };
-inline Both run_both(const char* name, const Tensors& in, const Words& words = {}) {
+inline Both run_both(const char* name, const Tensors& in, const AttrValues& values = {}) {
   const OpDef* op = find_op(name);
   REQUIRE(op);
   std::vector<TensorImpl*> impls;
@@ -49,8 +49,8 @@ inline Both run_both(const char* name, const Tensors& in, const Words& words = {
   Both r;
   for (const bool decompose : {false, true}) {
     OpCall c(*op, impls.data(), static_cast<int>(impls.size()));
-    for (int64_t w : words.integers) c.attrs.push(w);
-    for (double w : words.floats) c.attrs.push(w);
+    for (int64_t w : values.integers) c.attrs.push(w);
+    for (double w : values.floats) c.attrs.push(w);
     if (decompose)
       op->decompose(c, in.data());
     else
@@ -104,7 +104,7 @@ inline void check_gradients(const std::function<Tensor(const Tensors&)>& fn, con
 }
 
 inline const DType kFloatTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16};
-// Below, at and beyond one vector, four of them, and a reduction chunk.
+// Below, at and beyond one vector, four vectors, and a reduction chunk.
 inline const int64_t kSizes[] = {1, 2, 10, 16, 17, 64, 65, 127, 1000, 4096, 4097, 9000};
 
 }  // namespace brrr::nn_test

@@ -1,5 +1,5 @@
 #pragma once
-// What tests driven by the registry share: operands for any row, in any layout, and comparisons.
+// Shared by registry-driven tests: operands for any row, in any layout, and comparisons.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -19,30 +19,29 @@
 #include "ops/factory_ops.h"
 #include "ops/kinds/pointwise.h"
 #include "ops/view_ops.h"
-#include "tests/said.h"
+#include "tests/error_text.h"
 #include "tests/sanitizer.h"
 
 namespace brrr::test {
 
 using Tensors = std::vector<Tensor>;
 
-/// A pointwise row with operands that are int64 whatever it computes in.
-inline bool makes_places(const OpDef& op) { return op.pointwise && op.pointwise->integers; }
+/// A pointwise row whose operands are int64 in every compute dtype.
+inline bool takes_positions(const OpDef& op) { return op.pointwise && op.pointwise->integers; }
 inline std::vector<const OpDef*> rows_of(OpKind kind) {
   std::vector<const OpDef*> rows;
   for (const OpDef* op : registry()) {
-    // What knows the element's place, and draws, have cases of their own: see makes_places().
-    if (op->kind == kind && !makes_places(*op)) rows.push_back(op);
+    // Rows that use the element's position, and draws, have separate cases: see takes_positions().
+    if (op->kind == kind && !takes_positions(*op)) rows.push_back(op);
   }
   REQUIRE(!rows.empty());
   return rows;
 }
 
-// --- comparisons
-// ----------------------------------------------------------------------------------
+// --- comparisons ---------------------------------------------------------------------------------
 
-/// Empty if the tensors agree in dtype, shape and every bit (any NaN equals any other), else what
-/// differs first.
+/// Empty if the tensors agree in dtype, shape and every bit (any NaN equals any other), else the
+/// first difference.
 inline std::string difference(const Tensor& a, const Tensor& b) {
   if (a.defined() != b.defined()) return "one is undefined";
   if (!a.defined()) return "";
@@ -77,11 +76,10 @@ inline void check_close(const Tensor& a, const Tensor& b, double tolerance) {
   }
 }
 
-// --- operands
-// ---------------------------------------------------------------------------------------
+// --- operands ------------------------------------------------------------------------------------
 
-/// Distinct values in [lo, hi] that keep away from multiples of 0.5, where functions have kinks and
-/// steps; whole numbers (from a wider range) for integers, both values for bool.
+/// Distinct values in [lo, hi] away from multiples of 0.5, where functions have kinks and steps;
+/// integers (from a wider range) for integer dtypes, both values for bool.
 inline Tensor sampled(const IntList& sizes, DType dtype, double lo = -2, double hi = 2,
                       int salt = 0) {
   std::vector<double> v(static_cast<size_t>(numel_of(sizes)));
@@ -102,12 +100,12 @@ inline Tensor sampled(const IntList& sizes, DType dtype, double lo = -2, double 
   return from_blob(static_cast<const void*>(v.data()), sizes, kFloat64).to(dtype);
 }
 
-/// Whether a pointwise row takes no operands of the dtype.
+/// Whether a pointwise row rejects operands of the dtype.
 inline bool refuses(const OpDef& op, DType dtype) {
   return dtype == kBool && op.pointwise->traits.no_bool;
 }
-/// An operand of a pointwise row: sampled where its traits say; conditions are bool, and bytes
-/// stand for bool where a row refuses it.
+/// An operand of a pointwise row, sampled in the range of its traits; conditions are bool, and
+/// uint8 replaces bool where a row rejects it.
 inline Tensor operand_of(const OpDef& op, int i, const IntList& sizes, DType dtype, int salt = 0) {
   const PointwiseTraits& t = op.pointwise->traits;
   if (refuses(op, dtype)) dtype = kUInt8;
@@ -119,13 +117,12 @@ inline Tensors operands_of(const OpDef& op, const IntList& sizes, DType dtype, i
   return in;
 }
 
-/// All outputs of a pointwise row.
 inline Tensors run_row(const OpDef& op, const Tensors& in) {
   PointwiseCall call(op);
   for (const Tensor& t : in) call.add(t);
   return call.run_all();
 }
-/// The same, written into the given tensors.
+/// Like run_row(), with the results written into `out`.
 inline void run_row_into(const OpDef& op, const Tensors& in, const Tensors& out) {
   PointwiseCall call(op);
   for (const Tensor& t : in) call.add(t);
@@ -141,14 +138,13 @@ inline void run_row_into(const OpDef& op, const Tensors& in, const Tensors& out)
   }
 }
 
-// --- layouts
-// ------------------------------------------------------------------------------------------
+// --- layouts -------------------------------------------------------------------------------------
 
 enum class Layout { Dense, Transposed, Sliced, Broadcast, Offset };
 inline constexpr Layout kLayouts[] = {Layout::Dense, Layout::Transposed, Layout::Sliced,
                                       Layout::Broadcast, Layout::Offset};
 
-/// A matrix in another layout with t's values (Broadcast: with those of its first row throughout).
+/// A matrix in another layout with t's values (Broadcast: with its first row in every row).
 inline Tensor laid_out(const Tensor& t, Layout layout) {
   const int64_t rows = t.size(0), cols = t.size(1);
   switch (layout) {
@@ -170,8 +166,7 @@ inline Tensor laid_out(const Tensor& t, Layout layout) {
   return {};
 }
 
-// --- graph against eager
-// --------------------------------------------------------------------------------
+// --- graph against eager -------------------------------------------------------------------------
 
 /// Results of a function under test, each with a name for the report.
 struct Results {
@@ -183,8 +178,8 @@ struct Results {
   }
 };
 
-/// Runs `body` eagerly, as a compiled step, twice, and through the reference walker, and compares
-/// all results bit by bit.
+/// Runs `body` eagerly, as a compiled step (twice), and on the reference walker, and compares all
+/// results bit by bit.
 inline void check_step(const std::function<void(Results&)>& body) {
   manual_seed(11);
   Results want;
@@ -210,7 +205,7 @@ inline void check_step(const std::function<void(Results&)>& body) {
   compare(step, "1");
   CHECK(step.stats().fallbacks == 0);
   CHECK(step.stats().replays == 2);
-  auto walked = brrr::step(run, StepOptions{});  // It builds at the second call.
+  auto walked = brrr::step(run, StepOptions{});  // Builds at the second call only.
   compare(walked, "of the walker");
   CHECK(walked.stats().replays == 0);
 }
@@ -231,7 +226,7 @@ inline void add_with_gradients(Results& r, const std::string& name, const Tensor
   }
 }
 
-/// A leaf that wants a gradient, over t's elements in t's layout.
+/// A leaf that requires grad, with t's elements in t's layout.
 inline Tensor leaf(const Tensor& t) {
   return is_floating(t.dtype()) ? t.detach().set_requires_grad(true) : t;
 }

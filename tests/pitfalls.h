@@ -1,5 +1,5 @@
 #pragma once
-// What the pitfall tests share: traces to compare, and one scenario run in several modes.
+// Shared by the pitfall tests: traces to compare, and one scenario run in several modes.
 
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 namespace brrr::test {
 
-/// What tensors hold of the memory of the device that they are made on.
+/// Live tensor memory of the default device.
 inline size_t live_bytes() { return memory_stats(default_device()).live; }
 
-/// What a run did, bit by bit, in order.
+/// A bitwise log of a run, in order.
 struct Trace {
   std::vector<std::vector<char>> log;
   void add(const Tensor& t) { log.push_back(comparable_bytes(t)); }
@@ -46,7 +46,7 @@ struct Trace {
   }
 };
 
-/// The first place where two traces part, or -1.
+/// The first position where two traces differ, or -1.
 inline int first_difference(const Trace& a, const Trace& b) {
   for (size_t i = 0; i < a.log.size() && i < b.log.size(); ++i) {
     if (a.log[i] != b.log[i]) return static_cast<int>(i);
@@ -55,7 +55,7 @@ inline int first_difference(const Trace& a, const Trace& b) {
 }
 
 /// Runs `scenario(options, trace)` eagerly and in graph mode (kernels from the second call on, and
-/// from the first) from the same seed: all traces must be equal to the bit.
+/// from the first) with the same seed: all traces must be equal to the bit.
 template <class F> void same_in_all_modes(const F& scenario) {
   const auto run = [&](const StepOptions& options) {
     Trace t;
@@ -70,7 +70,7 @@ template <class F> void same_in_all_modes(const F& scenario) {
   CHECK(first_difference(eager, run({.build_at_first_call = true})) == -1);
 }
 
-/// Linear layers with relu or gelu between, small enough to build quickly.
+/// Linear layers with relu or gelu between them, small enough to build quickly.
 inline models::MLPOptions small_mlp(double dropout = 0) {
   return {.sizes = {6, 8, 3}, .activation = "gelu", .dropout = dropout};
 }
@@ -139,7 +139,7 @@ struct Everything {
     point();
     return loss.detach();
   }
-  /// All that a failed step must leave alone.
+  /// All state that a failed step must leave unchanged.
   Trace state(const Tensor& x) {
     Trace t;
     t.add_leaves(model.parameters());

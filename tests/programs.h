@@ -1,5 +1,5 @@
 #pragma once
-// The example programs as processes.
+// Runs the example programs as processes.
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 #ifdef BRRR_EXAMPLES_DIR
 
@@ -24,7 +24,7 @@ struct Result {
 
 inline const std::string kPrograms = BRRR_EXAMPLES_DIR;
 
-/// Runs "program options" to its end, in a folder if one is given, by another program likewise.
+/// Runs "program options" to its end, in `folder`, prefixed by the command `by` if given.
 inline Result run(const std::string& command, const std::string& folder = ".",
                   const std::string& by = "") {
   Result r;
@@ -38,7 +38,7 @@ inline Result run(const std::string& command, const std::string& folder = ".",
   return r;
 }
 
-// The word after `label` in what a program that ended well has printed.
+// The word after `label` in the output of a program that must have succeeded.
 inline std::string word_after(const Result& r, const std::string& label) {
   INFO(r.text);
   CHECK(r.status == 0);
@@ -49,7 +49,7 @@ inline std::string word_after(const Result& r, const std::string& label) {
 }
 inline std::string parameters(const Result& r) { return word_after(r, "\nparameters"); }
 
-/// A program as a process of its own, its output discarded.
+/// Starts a program as a separate process with its output discarded.
 inline pid_t start(const std::string& name, const std::vector<std::string>& options) {
   const std::string program = kPrograms + "/" + name;
   std::vector<char*> argv = {const_cast<char*>(program.c_str())};
@@ -57,7 +57,7 @@ inline pid_t start(const std::string& name, const std::vector<std::string>& opti
   argv.push_back(nullptr);
   const pid_t child = fork();
   if (child == 0) {
-    for (int key : {SIGINT, SIGHUP}) signal(key, SIG_DFL);  // Whatever the tests ignore.
+    for (int key : {SIGINT, SIGHUP}) signal(key, SIG_DFL);  // The tests may ignore them.
     const int null = open("/dev/null", O_WRONLY);
     dup2(null, STDOUT_FILENO);
     execv(argv[0], argv.data());

@@ -1,11 +1,11 @@
 #pragma once
-// Recordings without a step around them.
+// Recordings without a surrounding step.
 
 #include "graph/pass.h"
 
 namespace brrr::test {
 
-/// What `fn` records; nothing is run, and what it did to gradients and versions is undone.
+/// The recording of `fn`; no kernel runs, and its changes to gradients and versions are undone.
 template <class F> graph::Recording record(const F& fn) {
   graph::Recording r;
   graph::Pass pass;

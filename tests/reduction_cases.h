@@ -1,5 +1,5 @@
 #pragma once
-// What tests of reduction rows share: shapes, dims, and the oracle with its bounds.
+// Shared by tests of reduction rows: shapes, dims, and the oracle with its error bounds.
 
 #include "ops/kinds/reduction.h"
 #include "tests/op_cases.h"
@@ -17,14 +17,14 @@ inline std::vector<IntList> dims_of(int ndim) {
   for (int mask = 1; mask < 1 << ndim; ++mask) {
     IntList dims;
     for (int d = ndim - 1; d >= 0; --d) {
-      if (mask >> d & 1) dims.push_back(mask % 3 ? d : d - ndim);  // Any order, negative too.
+      if (mask >> d & 1) dims.push_back(mask % 3 ? d : d - ndim);  // Any order, also negative.
     }
     all.push_back(dims);
   }
   return all;
 }
 
-// The elements of each output in order: x with the kept dims first.
+// The input elements of each output, in order: x with the kept dims first.
 inline std::vector<std::vector<double>> groups(const Tensor& x, const IntList& dims) {
   const int64_t mask = reduction_mask("test", x, dims);
   IntList order, kept;
@@ -44,8 +44,8 @@ inline std::vector<std::vector<double>> groups(const Tensor& x, const IntList& d
   return g;
 }
 
-// Roundings of n operations on values of like size add up to about sqrt(n) units; magnitude is the
-// same reduction of the absolute values, where nothing cancels.
+// Rounding errors of n operations on values of similar size add up to about sqrt(n) units;
+// `magnitude` is the same reduction of the absolute values, where nothing cancels.
 inline bool acceptable(double got, double want, double magnitude, size_t n, DType t) {
   if (std::isnan(want) || std::isinf(want)) {
     return std::isnan(want) ? std::isnan(got) : got == want;
@@ -55,7 +55,7 @@ inline bool acceptable(double got, double want, double magnitude, size_t n, DTyp
   return std::fabs(got - want) <= units * eps * std::max(magnitude, std::fabs(want)) + tiny;
 }
 
-// Whether y is x, on the CPU, reduced.
+// Checks that y is the reduction of x, computed on the CPU.
 inline void check_reduced(const Tensor& y, const OpDef& op, const Tensor& x, const IntList& dims,
                           bool keepdim) {
   CAPTURE(to_string(x.sizes()));

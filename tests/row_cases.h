@@ -1,12 +1,12 @@
 #pragma once
-// What tests driven by the registry's row ops share: operands for any of them.
+// Shared by registry-driven tests of row ops: operands for any of them.
 
 #include "ops/kinds/row.h"
 #include "tests/nn_cases.h"
 
 namespace brrr::nn_test {
 
-// Operands for `rows` rows of n elements, and the words that belong to them.
+// Operands for `rows` rows of n elements, and the matching attribute words.
 struct RowCase {
   Tensors in;
   std::vector<RowNumbers> numbers;
@@ -30,7 +30,7 @@ inline RowCase make_case(const RowInfo& info, int64_t rows, int64_t n, DType t) 
       of = {.n = n, .v = {kScalar}};
     } else if (o.kind == Operand::Id) {
       c.in.push_back(classes_for(rows, n));
-      c.words.push(int64_t{1});  // Class 1 does not count.
+      c.words.push(int64_t{1});  // Class 1 is the ignored one.
       for (int64_t id : c.in.back().to_vector<int64_t>()) ids.at.push_back(id == 1 ? -1 : id);
     } else {
       const bool number = o.kind == Operand::Number, per_row = o.kind == Operand::PerRow;

@@ -1,6 +1,6 @@
 #pragma once
-// Which sanitizer this build runs under (g++ and clang tell it in different ways), and how much
-// random tests try then.
+// The sanitizer of this build (g++ and clang define it in different ways), and the number of cases
+// that random tests try.
 
 #include <algorithm>
 #include <cstdlib>
@@ -25,9 +25,9 @@
 
 namespace brrr::test {
 
-/// Freed memory stays resident for a while, and tensors' memory comes from malloc.
+/// Freed memory stays resident for a while, and tensor memory comes from malloc.
 inline constexpr bool kAddressSanitizer = BRRR_ASAN;
-/// Forked children of a process with threads are not followed.
+/// ThreadSanitizer does not follow forked children of a process with threads.
 inline constexpr bool kThreadSanitizer = BRRR_TSAN;
 
 /// BRRR_LONG_TESTS=1: random tests take minutes.

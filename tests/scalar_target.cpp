@@ -8,7 +8,7 @@ namespace brrr::program {
 const char* scalar_prelude() {
   return R"(
 namespace scalar {
-// float64 by libm; float32 as what float64 gives, rounded.
+// float64 by libm; float32 as the rounded float64 result.
 #define F1(name, f) static double name(double x) { return f; } \
   static float name(float x) { return (float)name((double)x); }
 #define LIB(name) F1(name, __builtin_##name(x))
@@ -54,7 +54,7 @@ WHOLE(int) WHOLE(long) ALL(float, double) ALL(double, double) ALL(int, long) ALL
 static float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
 static int isfinite(double x) { return -(x - x == 0); }
-// What is out of range is the smallest integer.
+// A value out of range becomes the smallest integer.
 static long to_i64(long x) { return x; } static long to_i64(int x) { return x; }
 static long to_i64(double x) { return x < 0x1p63 && x >= -0x1p63 ? (long)x : 1l << 63; }
 static int to_i32(long x) { return (int)x; } static int to_i32(int x) { return x; }
@@ -65,7 +65,7 @@ template <class T> static int load(const T* p) { return *p; }  // Of bytes and 1
 template <class T> static void store(T* p, int x) { *p = (T)x; }
 static int u8_to_i32(int x) { return x; } static int bool_to_b16(int x) { return -(x != 0); }
 static int i32_to_u8(int x) { return x & 255; } static int b16_to_bool(int m) { return m & 1; }
-// A sign, exponents from 1 - bias in a field above `digits` of the significand; ties to even.
+// Exponents from 1 - bias in a field above `digits` bits of the significand; ties to even.
 static float of_half(int h, int digits, int bias) {
   const int last = (32768 >> digits) - 1, field = h >> digits & last, m = h & ((1 << digits) - 1);
   double x = __builtin_ldexp(field ? m + (1 << digits) : m, (field ? field : 1) - bias - digits);
@@ -89,8 +89,8 @@ HALF(bf16, 7, 127) HALF(f16, 10, 15)
 )";
 }
 
-// Statement by statement, each for all elements `k` of the space: what a row has, or all of them,
-// is there as often as it has elements. Folds run one element after the other, float32 in double.
+// Statement by statement, each for all elements `k` of the space: a per-row or global value is
+// stored once per element. Folds run sequentially, float32 in double.
 std::string scalar_text(const Program& p, const std::string& name) {
   const std::vector<CpuArgument> arguments = cpu_arguments(p);
   const int64_t all = p.space.numel(), n = std::max<int64_t>(p.row, 1);

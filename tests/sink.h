@@ -1,5 +1,5 @@
 #pragma once
-// A thread that lets go of what it is given.
+// A thread that destroys the tensors it is given.
 
 #include <atomic>
 #include <deque>

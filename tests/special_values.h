@@ -1,5 +1,5 @@
 #pragma once
-// Values for pointwise rows where formulas go wrong: ends of ranges, zeros, NaN.
+// Inputs for pointwise rows where formulas go wrong: ends of ranges, zeros, NaN.
 
 #include "tests/op_cases.h"
 
@@ -7,7 +7,7 @@ namespace brrr::test {
 
 inline bool is_number_row(const OpDef& op) { return op.pointwise->loop(kInt64); }
 
-// Operations that the row's formula consists of.
+// The number of operations in the row's formula.
 inline int operations(const OpDef& op) {
   Statements list;
   SymScope scope(list, kFloat32);
@@ -38,7 +38,7 @@ inline Columns sampled_columns(const OpDef& op, int64_t n) {
   return c;
 }
 
-// Each special value in each place, the others sampled, and in all places at once.
+// Each special value in each operand with the others sampled, and in all operands at once.
 inline Columns special_columns(const OpDef& op) {
   const double denormal = std::ldexp(1.0, -140);
   const int n_in = op.pointwise->n_in;
@@ -46,7 +46,7 @@ inline Columns special_columns(const OpDef& op) {
   const Columns usual = sampled_columns(op, 4);
   for (double special : {std::nan(""), HUGE_VAL, -HUGE_VAL, 0.0, -0.0, denormal, -denormal}) {
     for (int place = 0; place <= n_in; ++place) {
-      // Products of denormals vanish in float32, not in the oracle.
+      // Products of denormals underflow in float32, not in the float64 oracle.
       if (place == n_in && std::fabs(special) == denormal && operations(op) > 1) continue;
       for (size_t i = 0; i < c.size(); ++i) {
         const bool here = place == n_in || static_cast<size_t>(place) == i;
@@ -57,7 +57,7 @@ inline Columns special_columns(const OpDef& op) {
   return c;
 }
 
-// All pairs of magnitudes, for single functions.
+// All pairs of magnitudes, for functions that are tested alone.
 inline Columns wide_columns(const OpDef& op) {
   constexpr double magnitudes[] = {1e-30, 1e-5, 0.1, 0.75, 1.0, 2.5, 10, 90, 1e5, 1e30};
   Columns c(static_cast<size_t>(op.pointwise->n_in));

@@ -8,7 +8,7 @@
 
 namespace brrr::test {
 
-/// A text with some structure, the same on every run.
+/// A text with some structure, identical on every run.
 inline std::string story(size_t lines) {
   const char* who[] = {"the cat", "a dog", "the old man", "nobody"};
   const char* does[] = {"sees", "follows", "forgets", "likes"};
@@ -21,11 +21,11 @@ inline std::string story(size_t lines) {
   return text;
 }
 
-/// A folder with a text in it, and kernels of its own.
-struct Place {
+/// A folder with a text, and a private kernel cache.
+struct StoryFolder {
   TempCache cache;
   TemporaryDirectory folder;
-  Place() { write_text(file("story.txt"), story(400)); }
+  StoryFolder() { write_text(file("story.txt"), story(400)); }
   std::string dir() const { return folder.path.string(); }
   std::string file(const std::string& name) const { return folder.file(name); }
   std::string tiny() const {

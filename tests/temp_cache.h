@@ -1,5 +1,5 @@
 #pragma once
-// What tests of generated kernels share: a cache of their own, files, the environment.
+// Shared by tests of generated kernels: a private cache, files, the environment.
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@ namespace brrr::test {
 namespace fs = std::filesystem;
 using bench::Env;
 
-struct TempCache : bench::PrivateCache {  // and nothing in the environment that tests depend on
+struct TempCache : bench::PrivateCache {  // also clears variables that tests depend on
   std::string dir = folder.path.string();
   Env jit{"BRRR_JIT", nullptr}, fail{"BRRR_JIT_FAIL", nullptr}, keep{"BRRR_KEEP_SOURCE", nullptr};
 
@@ -43,7 +43,6 @@ inline void write_text(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// What `f` writes to stderr.
 template <class F> std::string stderr_of(const F& f) {
   const bench::TemporaryFolder folder;
   const std::string path = folder.file("stderr");

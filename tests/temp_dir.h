@@ -1,11 +1,11 @@
 #pragma once
-// A directory for a test's files, and what tests do with files.
+// A directory for a test's files, and file helpers.
 
 #include <fstream>
 #include <string>
 
 #include "tests/bench/measure/temporary.h"
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 namespace brrr::test {
 

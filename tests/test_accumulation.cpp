@@ -89,7 +89,7 @@ TEST_CASE("pitfall A20: k micro-batches in one step are one recording") {
   });
 }
 
-TEST_CASE("pitfall A20: accumulation inside a step equals a batch of all, nearly") {
+TEST_CASE("pitfall A20: accumulation inside a step equals one large batch, within rounding") {
   manual_seed(5);
   Accumulator a, b;
   b.model.load_state_dict(a.model.state_dict());
@@ -109,7 +109,7 @@ TEST_CASE("pitfall A20: micro-steps that alternate with updates make few recordi
     bool set_to_none;
     uint64_t recordings;
   };
-  // With undefined gradients the first micro-step sets where the others add: a recording more.
+  // With set_to_none the first micro-step assigns gradients, later ones add: one recording more.
   for (const Way way : {Way{2, true, 2}, Way{4, true, 3}, Way{2, false, 2}, Way{4, false, 2}}) {
     same_in_all_modes([&](const StepOptions& options, Trace& t) {
       Accumulator a;
@@ -151,7 +151,7 @@ TEST_CASE("backward: of several outputs, weighted, again, and into gradients wit
   CHECK(values(grad({w.grad().sum()}, {w})[0]) == std::vector<float>{12, 24, 36});
 }
 
-TEST_CASE("backward: a leaf that was told meanwhile that it needs no gradient gets none") {
+TEST_CASE("backward: a leaf whose requires_grad was cleared before it gets no gradient") {
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     const Tensor a = ones({3}).set_requires_grad(), b = full({3}, 2.0).set_requires_grad();
     auto run = step(
@@ -174,7 +174,7 @@ TEST_CASE("backward: a leaf that was told meanwhile that it needs no gradient ge
         "grad: input 0 is undefined");
 }
 
-TEST_CASE("zero_grad(false) fills gradients, and makes those that are missing") {
+TEST_CASE("zero_grad(false) zeroes gradients, and creates missing ones") {
   models::MLP model(small_mlp());
   optim::SGD opt(model.parameters(), {});
   model.parameters()[0].set_requires_grad(false);
@@ -188,7 +188,7 @@ TEST_CASE("zero_grad(false) fills gradients, and makes those that are missing") 
   CHECK_FALSE(model.parameters()[1].grad().defined());
 }
 
-TEST_CASE("an optimiser made before the model has another dtype says so") {
+TEST_CASE("an optimiser made before the model changes its dtype says so") {
   models::Linear layer(3, 2);
   optim::AdamW adam(layer.parameters(), {});
   optim::SGD plain(layer.parameters(), {.lr = 0.5});
@@ -200,7 +200,7 @@ TEST_CASE("an optimiser made before the model has another dtype says so") {
   plain.step();  // It has no state.
 }
 
-TEST_CASE("an optimiser that refuses one parameter has updated none") {
+TEST_CASE("an optimiser that refuses one parameter updates none") {
   models::Linear first(3, 2), second(2, 2);
   optim::AdamW adam({first.weight, second.weight}, {});
   second.to(kFloat64);
@@ -210,10 +210,10 @@ TEST_CASE("an optimiser that refuses one parameter has updated none") {
   CHECK(same_bits(first.weight.detach(), before));
 }
 
-TEST_CASE("backward: what came before it met a tape that was used is added in both modes alike") {
+TEST_CASE("backward: gradients added before it met a released tape are the same in both modes") {
   const auto gradient = [](Mode mode) {
     const Tensor w = full({3}, 2.0).set_requires_grad();
-    Tensor y;  // Made before the step, which keeps its tape until the end.
+    Tensor y;  // Made before the step, which keeps the tape alive to its end.
     auto step = brrr::step(
         [&] {
           y.sum().backward();
@@ -233,7 +233,7 @@ TEST_CASE("backward: what came before it met a tape that was used is added in bo
   CHECK(eager.version() == graph.version());
 }
 
-TEST_CASE("zero_grad(false): what create_graph left is no history of the zeros") {
+TEST_CASE("zero_grad(false): the zeros have no history, also after create_graph") {
   Tensor x = tensor({2.0f}).set_requires_grad(true);
   const optim::SGD opt({x}, {.lr = 0.1});
   backward({(x * x * x).sum()}, {}, {.create_graph = true});
@@ -243,7 +243,7 @@ TEST_CASE("zero_grad(false): what create_graph left is no history of the zeros")
   CHECK(grad({x.grad().sum()}, {x})[0].item<float>() == 2);
 }
 
-TEST_CASE("grad: what leads to none of the inputs is neither computed nor used up") {
+TEST_CASE("grad: nodes that lead to none of the inputs are neither computed nor released") {
   Tensor w = ones({2, 2}).set_requires_grad(true), a = ones({2}).set_requires_grad(true);
   const Tensor b = a.detach().clone().set_requires_grad(true);
   const auto fn = [&] {
@@ -251,14 +251,14 @@ TEST_CASE("grad: what leads to none of the inputs is neither computed nor used u
     const Tensor trunk = relu(matmul(ones({1, 2}), w)).exp();
     const Tensor one = (trunk * a).sum(), other = (trunk * b).sum();
     const Tensor g = grad({one}, {a})[0];
-    other.backward();  // The trunk's tape is still there.
+    other.backward();  // The trunk's tape has not been released.
     return std::vector<Tensor>{g, w.grad() * 1.0};
   };
   const std::vector<Tensor> eager = fn();
   CHECK(same_bits(eager[0], ones({2}) * exp(full({2}, 2.0))));
   auto step = brrr::step(fn, {.require_graph = true, .build_at_first_call = true});
   for (int call = 0; call < 3; ++call) CHECK(same_bits(step(), eager));
-  // What was changed in place matters to those only that need it.
+  // An in-place write matters only to gradients that need the overwritten value.
   Tensor h = (w * w).exp();
   const Tensor loss = (h.sin() * a).sum();
   const Tensor sine = h.sin().detach();
@@ -267,23 +267,23 @@ TEST_CASE("grad: what leads to none of the inputs is neither computed nor used u
     h.zero_();
   }
   CHECK(same_bits(grad({loss}, {a})[0], sine.sum({0})));
-  // An input in the middle, one behind it, and one that is used up.
+  // An intermediate input; an intermediate one together with the leaf behind it; a released tape.
   const Tensor middle = (a * 3.0).exp(), end = (middle * middle).sum();
   CHECK(same_bits(grad({end}, {middle})[0], middle + middle));
   const Tensor again = (a * 3.0).exp(), last = (again * again).sum();
   const std::vector<Tensor> both = grad({last}, {a, again});
   CHECK(same_bits(both[0], (again + again) * again * 3.0));
   CHECK(contains(error_of([&] { grad({last}, {a}); }), "retain_graph"));
-  // What made the input may be used up: nothing behind it is asked for.
+  // The tape that produced the input may be released: grad() does not go behind the input.
   const Tensor made = (a * 3.0).exp();
   made.sum().backward();
   CHECK(same_bits(grad({(made * made).sum()}, {made})[0], made + made));
-  // Of what one op has made, one result.
+  // One result of an op with several.
   const std::vector<Tensor> parts = unbind(a * 3.0);
   CHECK(grad({parts[0] * 2.0 + parts[1] * 5.0}, {parts[0]})[0].item<float>() == 2);
 }
 
-TEST_CASE("backward: leaves' gradients share no memory, and are dense") {
+TEST_CASE("backward: gradients of leaves share no memory, and are dense") {
   const Tensor a = ones({3}).set_requires_grad(true), b = ones({3}).set_requires_grad(true);
   const Tensor seed = ones({3});
   (a + b).backward(seed);

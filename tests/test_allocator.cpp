@@ -83,7 +83,7 @@ TEST_CASE("allocator: size classes cover every small size with at most a quarter
   CHECK(last == detail::kSmallClasses - 1);
 }
 
-TEST_CASE("allocator: blocks are aligned, writable and apart") {
+TEST_CASE("allocator: blocks are aligned, writable and disjoint") {
   Blocks blocks;
   std::set<void*> seen;
   for (size_t bytes = 1; bytes < (size_t{40} << 20); bytes += bytes / 5 + 1) {
@@ -170,7 +170,7 @@ TEST_CASE("allocator: threads that only drop tensors leave nothing behind") {
     return mallinfo2().uordblks;
   };
   const size_t before = drop(5);
-  CHECK(drop(200) < before + (size_t{1} << 20));  // Their lists would be 12 MB.
+  CHECK(drop(200) < before + (size_t{1} << 20));  // Leaked free lists would take 12 MB.
 }
 
 TEST_CASE("allocator: blocks freed on another thread") {
@@ -228,7 +228,7 @@ TEST_CASE("allocator: statistics are exact on one thread") {
   CHECK(after.live == before.live);
   CHECK(after.peak == before.live + sum);
   CHECK(after.allocations == before.allocations + blocks.size());
-  for (int i = 0; i < 100; ++i) {  // the peak is not moved by what stays below it
+  for (int i = 0; i < 100; ++i) {  // usage below the peak does not move the peak
     void* p = allocate(500);
     deallocate(p, 500);
   }
@@ -255,7 +255,7 @@ TEST_CASE("allocator: an injected failure hits exactly one allocation") {
   deallocate(p, 8);
 }
 
-TEST_CASE("allocator: trim gives unused memory back and spares what is in use") {
+TEST_CASE("allocator: trim gives unused memory back and keeps memory in use") {
   if (kPlainMalloc) return;
   trim();
   const size_t base = memory_stats().reserved;
@@ -280,7 +280,7 @@ TEST_CASE("allocator: trim gives unused memory back and spares what is in use") 
   churn(3, 5000, 1 << 20);
 }
 
-TEST_CASE("allocator: a request that nothing free can hold takes no more than itself") {
+TEST_CASE("allocator: a request that no free block can hold takes no more than its own size") {
   if (kPlainMalloc) return;
   trim();
   const size_t base = memory_stats().reserved;
@@ -366,7 +366,7 @@ TEST_CASE("allocator: a forked child has threads where its parent had some") {
   while (!ready) std::this_thread::yield();
   const pid_t child = fork();
   if (child == 0) {
-    alarm(10);  // a list of threads without an end ends the child
+    alarm(10);  // an endless list of threads ends the child
     std::thread([] { deallocate(allocate(64), 64); }).join();
     memory_stats();
     _exit(0);
@@ -399,9 +399,9 @@ TEST_CASE("allocator: a million cycles touch no new page and map nothing") {
   CHECK(memory_stats().reserved == reserved);
 }
 
-TEST_CASE("allocator: blocks in a row are given back one by one") {
+TEST_CASE("allocator: blocks allocated as a row are freed one by one") {
   const size_t sizes[] = {(size_t{64} << 10) + 4, size_t{700} << 10, size_t{17} << 20};
-  // AddressSanitizer's blocks cannot be parted.
+  // AddressSanitizer's blocks cannot be split.
   if (brrr::host::block_bytes(sizes[0]) == 0) return;
   CHECK(brrr::host::block_bytes(64) == 0);
   const size_t live = memory_stats().live;

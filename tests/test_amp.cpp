@@ -1,4 +1,4 @@
-// Mixed precision: what an AutocastGuard rounds and what it leaves alone, in both modes.
+// Mixed precision: which operands an AutocastGuard rounds and which it leaves alone, in both modes.
 #include <cmath>
 #include <optional>
 #include <thread>
@@ -52,7 +52,7 @@ TEST_CASE("autocast: products take rounded operands and give the guard's dtype")
     CHECK(matmul(a, b).dtype() == t);
     CHECK(same_bits(linear(a, w, bias), linear(a.to(t), w.to(t), bias.to(t))));
     CHECK(same_bits(linear(a, w), linear(a.to(t), w.to(t))));
-    // Mixed operands meet in the guard's dtype; a sum with float32 is float32 again.
+    // Mixed operands are cast to the guard's dtype; a sum with float32 is float32 again.
     CHECK(same_bits(matmul(a.to(kBFloat16), b), matmul(a.to(kBFloat16).to(t), b.to(t))));
     CHECK((linear(a, w) + bias).dtype() == kFloat32);
     // Neither float64 nor integers are touched.
@@ -68,7 +68,7 @@ TEST_CASE("autocast: a product is within its operands' roundings of float32") {
   const auto want = matmul(a, b).to_vector<double>();
   const auto sizes = matmul(a.abs(), b.abs()).to_vector<double>();
   for (DType t : kHalves) {
-    // One rounding of each operand, one of the result; float32's own are far below.
+    // One rounding of each operand, one of the result; float32's own roundings are far smaller.
     const double u = t == kBFloat16 ? 0x1p-8 : 0x1p-11;
     AutocastGuard guard(t);
     const auto got = matmul(a, b).to_vector<double>();
@@ -129,7 +129,7 @@ TEST_CASE("autocast: norms, softmax, losses and reductions give float32") {
     // Pointwise ops follow their operands.
     CHECK(gelu(h).dtype() == t);
   }
-  // A rule of the row: every reduction and composite has one, and no row of another kind widens.
+  // Set by the row: reductions widen, composites too unless they round; no other kind of row does.
   for (const OpDef* op : registry()) {
     const bool wide = op->kind == OpKind::Reduction ||
                       (op->kind == OpKind::Composite && op->autocast != Autocast::Round);
@@ -150,7 +150,7 @@ TEST_CASE("autocast: gradients are those of the casts, in float32, inside the gu
     for (bool inside : {false, true}) {
       for (const Tensor& p : {w, b, v}) p.set_grad({});
       std::optional<AutocastGuard> guard(t);
-      // The square of a 16-bit tensor would be one: widen first.
+      // The square of a 16-bit tensor would be 16-bit too: widen first.
       const Tensor loss = matmul(gelu(linear(x, w, b)), v).to(kFloat32).square().sum();
       if (!inside) guard.reset();
       loss.backward();
@@ -179,7 +179,7 @@ TEST_CASE("autocast: float64 passes gradcheck inside a guard") {
   CHECK_MESSAGE(r.ok, r.report);
 }
 
-TEST_CASE("autocast: gradients are near float32's") {
+TEST_CASE("autocast: gradients are close to float32's") {
   manual_seed(5);
   models::MLP model(small_mlp());
   const Tensor x = randn({16, 6}), y = randint(0, 3, {16});
@@ -189,7 +189,7 @@ TEST_CASE("autocast: gradients are near float32's") {
   };
   const auto want = gradients(kFloat32);
   for (DType t : kHalves) {
-    const double tolerance = t == kBFloat16 ? 0x1p-5 : 0x1p-8;  // Eight roundings on the way.
+    const double tolerance = t == kBFloat16 ? 0x1p-5 : 0x1p-8;  // Eight roundings on each path.
     const auto got = gradients(t);
     for (size_t i = 0; i < want.size(); ++i) {
       CHECK(got[i].dtype() == kFloat32);
@@ -268,7 +268,7 @@ TEST_CASE("autocast: a weight is cast once for each forward use, never by backwa
     step(randn({2, 6}).to(dtype));
     return step.stats().ops_per_replay;
   };
-  // For each use: the weight's cast, that of the sum's operand, and backward through both, whose
+  // For each use: the weight's cast, the cast of the sum's operand, and the backward of both, whose
   // result becomes the leaf's gradient without another copy.
   CHECK(ops(1, kBFloat16) == ops(1, kFloat32) + 4);
   CHECK(ops(2, kBFloat16) == ops(2, kFloat32) + 8);

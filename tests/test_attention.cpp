@@ -21,7 +21,7 @@ Tensor attend(const Tensors& in, const AttentionOptions& o) {
   return scaled_dot_product_attention(in[0], in[1], in[2], o);
 }
 
-// q, k, v of a shape.
+// The shape of q, k and v.
 struct Shape {
   IntList batch;
   int64_t queries, keys, width, depth;
@@ -36,14 +36,14 @@ struct Shape {
   }
 };
 
-// Around a vector, a tile of queries (16), a tile of keys (64); one token, one element; wider than
-// what is transposed at a time (256), with several tiles of keys.
+// Sizes around a vector, a query tile (16) and a key tile (64); one token, one element; wider than
+// the 256 elements transposed at a time, with several key tiles.
 const Shape kShapes[] = {{{2}, 1, 1, 1, 1},     {{}, 5, 7, 3, 4},         {{2, 1}, 16, 16, 16, 16},
                          {{3}, 17, 15, 5, 33},  {{2, 2}, 32, 32, 16, 16}, {{1}, 33, 65, 8, 9},
                          {{2}, 70, 64, 20, 12}, {{1}, 1, 130, 16, 16},    {{1}, 100, 200, 48, 64},
                          {{1}, 130, 3, 64, 32}, {{1}, 20, 150, 300, 8}};
 
-// All that can be masked: nothing, some, and for some queries everything.
+// Masks of every kind: none, some keys, and for some queries every key.
 std::vector<AttentionOptions> masks_for(const Shape& s, DType t) {
   const IntList full{s.queries, s.keys};
   Tensor some = rand(full) < 0.6;
@@ -58,7 +58,7 @@ std::vector<AttentionOptions> masks_for(const Shape& s, DType t) {
           {.causal = true, .mask = normal({s.queries, 1}, t), .scale = 0.3}};
 }
 
-// All outputs of the row that `c` is a call of, by its kernel and by its decomposition.
+// Compares all outputs of the row `name`, by its kernel and by its decomposition.
 void check_row(const char* name, const Tensors& in, const AttentionOptions& o, double scale,
                bool by_length) {
   const OpDef* op = find_op(name);
@@ -164,7 +164,7 @@ TEST_CASE("attention: values") {
   };
   const Tensor y = attend(in, {.causal = true});
   for (int64_t i : {0, 3, 5}) {
-    // Aligned with the first key, as PyTorch's is_causal.
+    // The causal mask is aligned with the first key, as PyTorch's is_causal.
     double sum = 0, value = 0;
     for (int64_t j = 0; j <= i; ++j) {
       double dot = 0;
@@ -177,15 +177,15 @@ TEST_CASE("attention: values") {
   // Scores of 1e4 and more do not overflow.
   const Tensor big = attend({in[0] * 1e3, in[1] * 1e3, in[2]}, {});
   CHECK(brrr::all(isfinite(big)).item<bool>());
-  // A bool mask is added, by kernels and decomposition alike: what overflowed makes NaN, hidden or
-  // not, in gradients of both orders.
+  // Kernels and decomposition add a bool mask as 0 or -inf: a score that overflowed gives NaN,
+  // masked or not, in gradients of both orders.
   const Tensor q = full({1, 1}, 1e200, kFloat64).set_requires_grad(),
                k = tensor(std::vector<double>{1, 1e200}).view({2, 1});
   const Tensor hidden = attend({q, k, ones_like(k)}, {.mask = arange(2) < 1.0});
   const Tensor first = grad({hidden}, {q}, {.create_graph = true})[0];
   CHECK(isnan(first).item<bool>());
   CHECK(isnan(grad({first}, {q})[0]).item<bool>());
-  // Bool and floating masks say the same; leading dims broadcast.
+  // Bool and floating masks are equivalent; leading dims broadcast.
   const Tensor mask = rand({2, 1, 6, 9}) < 0.5;
   const Tensor bias = where(mask, full({1}, 0.0), -kInf);
   check_same(attend(in, {.mask = mask}), attend(in, {.mask = bias}));
@@ -200,12 +200,12 @@ TEST_CASE("attention: values") {
   check_same(none.detach(), zeros({2, 3, 5}));
   none.sum().backward();
   check_same(keyless.grad(), zeros({2, 3, 4}));
-  // Queries and keys of no width see all keys alike.
+  // With queries and keys of width 0 all keys have equal weights.
   check_close(attend({ones({1, 2, 0}), ones({1, 2, 0}), tensor({{{1.f, 4.f}, {3.f, 0.f}}})}, {}),
               full({1, 2, 2}, 2.0), 1e-6);
 }
 
-TEST_CASE("attention: a query that sees no key gives zeros and has no gradient") {
+TEST_CASE("attention: a query with every key masked gives zeros and has no gradient") {
   for (DType t : {kFloat32, kBFloat16, kFloat64}) {
     for (int64_t n : {5, 40, 150}) {
       for (int kind = 0; kind < 2; ++kind) {
@@ -220,7 +220,7 @@ TEST_CASE("attention: a query that sees no key gives zeros and has no gradient")
         (y * normal(y.sizes(), t)).sum().backward();
         check_same(in[0].grad().narrow(1, 2, 2).contiguous(), zeros({2, 2, 8}, t));
         for (const Tensor& x : in) CHECK(brrr::all(isfinite(x.grad())).item<bool>());
-        // Nobody sees anything.
+        // Every query has every key masked.
         for (Tensor& x : in) x = x.detach().set_requires_grad();
         const Tensor none = zeros({n, 1}, kBool);
         attend(in, {.mask = none}).sum().backward();
@@ -238,7 +238,7 @@ TEST_CASE("attention: gradients of both orders") {
       check_gradients([&](const Tensors& in) { return attend(in, o); }, s.operands(kFloat64));
     }
   }
-  const Shape heads{{3, 2}, 4, 3, 2, 3};  // Side by side in each token, as a projection gives them.
+  const Shape heads{{3, 2}, 4, 3, 2, 3};  // Interleaved per token, as from a projection.
   for (const AttentionOptions& o : masks_for(heads, kFloat64)) {
     const auto sides = [&](const Tensors& in) {
       Tensors t;
@@ -249,7 +249,7 @@ TEST_CASE("attention: gradients of both orders") {
     for (Tensor& x : in) x = x.transpose(1, 2).contiguous();
     check_gradients(sides, in);
   }
-  // More than one tile of queries and of keys, first order.
+  // More than one query tile and key tile, first order.
   const Shape wide{{}, 19, 67, 2, 2};
   for (const AttentionOptions& o : masks_for(wide, kFloat64)) {
     const auto r = gradcheck([&](const Tensors& in) { return attend(in, o); },
@@ -268,7 +268,7 @@ TEST_CASE("attention: a floating mask and broadcast operands get gradients") {
   check_gradients([](const Tensors& x) { return attend(x, {.mask = x[3]}); }, in);
 }
 
-TEST_CASE("attention: dropout is the mask that dropout would draw") {
+TEST_CASE("attention: dropout uses the mask that dropout() would draw") {
   for (DType t : {kFloat32, kFloat64, kBFloat16}) {
     for (const Shape& s : {Shape{{2, 2}, 32, 32, 16, 16}, Shape{{3}, 21, 77, 4, 5}}) {
       manual_seed(6);
@@ -283,7 +283,7 @@ TEST_CASE("attention: dropout is the mask that dropout would draw") {
       const Tensor p = where(seen, scores, -kInf).softmax(-1).to(t == kBFloat16 ? kFloat32 : t);
       const Tensor want = matmul(dropout(p, 0.3, true), in[2].to(p.dtype()));
       check_close(y, want, t == kBFloat16 ? 1e-2 : 1e-5);
-      // Not while evaluating, and then nothing is drawn.
+      // No dropout in evaluation, and no draw.
       const RngState now = rng_state();
       check_same(attend(in, {.dropout = 0.3, .training = false}), attend(in, {}));
       CHECK(rng_state().draw == now.draw);
@@ -292,7 +292,7 @@ TEST_CASE("attention: dropout is the mask that dropout would draw") {
   const Tensor key = draw_key();
   set_rng_state({rng_state().seed, rng_state().draw - 1});
   check_same(dropout_mask(zeros({5, 7}), 0.3), dropout_mask_at(key, 0.3, {5, 7}, kFloat32));
-  // The backward pass draws it again: a gradient is right for the values that came out.
+  // The backward pass draws the same mask again: gradients match the values that were returned.
   for (double p : {0.5, 1.0}) {
     const auto r = gradcheck(
         [=](const Tensors& in) {
@@ -326,7 +326,7 @@ TEST_CASE("attention: layouts and threads do not change bits") {
     };
     const Tensors want = all(dense, mask, g.contiguous());
     check_same(all(strided, mask, g), want);
-    CHECK(attend(strided, {}).transpose(1, 2).is_contiguous());  // To join heads again is a view.
+    CHECK(attend(strided, {}).transpose(1, 2).is_contiguous());  // Merging the heads is a view.
     check_same(all(columns, mask.t().contiguous().t(), g), want);
     cpu::set_num_threads(1);
     const Tensors alone = all(strided, mask, g);

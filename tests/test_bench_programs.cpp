@@ -1,9 +1,9 @@
-// Command lines of the benchmarks, and figures of steps that fell back: none of them ends well.
+// Benchmarks exit with an error for a wrong command line and for steps that fell back.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
 
-#include "tests/bench/words.h"
+#include "tests/bench/command_line.h"
 #include "tests/programs.h"
 #include "tests/temp_cache.h"
 
@@ -39,7 +39,7 @@ template <class F> std::string refused(const F& f) {
 
 }  // namespace
 
-TEST_CASE("benchmarks: words are read one by one, and only Google Benchmark's are passed over") {
+TEST_CASE("benchmarks: options are read one by one, and only Google Benchmark's are skipped") {
   CHECK(all_words({"--benchmark_filter=x", "--json", "f", "--quick"}, "--json") ==
         "--json=f;--quick;");
   CHECK(all_words({"--json"}, "--json") == "--json: value missing");
@@ -47,7 +47,7 @@ TEST_CASE("benchmarks: words are read one by one, and only Google Benchmark's ar
   CHECK(all_words({"--wrong"}, "") == "--wrong;unknown option '--wrong', see --help");
 }
 
-TEST_CASE("benchmarks: numbers are positive, whole where they count, and no others") {
+TEST_CASE("benchmarks: numeric options must be positive, and counts whole") {
   CHECK(positive_number("--n", "7") == 7);
   for (const char* wrong : {"0", "-1", "", "1e3", "7x", "2147483648", "99999999999999999999"}) {
     CHECK(refused([&] { positive_number("--n", wrong); }).starts_with("--n: '"));
@@ -61,7 +61,7 @@ TEST_CASE("benchmarks: numbers are positive, whole where they count, and no othe
 
 #if defined(BRRR_BENCH_PROGRAMS) && defined(BRRR_EXAMPLES_DIR)
 
-TEST_CASE("benchmarks: a wrong word on the command line is an error that names it") {
+TEST_CASE("benchmarks: a wrong option on the command line is an error that names it") {
   struct Wrong {
     const char* command;
     const char* said;
@@ -101,7 +101,7 @@ TEST_CASE("benchmarks: a wrong word on the command line is an error that names i
   CHECK(run("bench_micro --help").text.starts_with("bench_micro [--threads N] [--cpu N]"));
 }
 
-TEST_CASE("benchmarks: a step that fell back is an error, by the exit status, too") {
+TEST_CASE("benchmarks: a step that fell back is an error, in the exit status too") {
   const TempCache cache;
   const Env off("BRRR_JIT", "off");
   struct Program {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "tests/fuzz_steps.h"
-#include "tests/said.h"
+#include "tests/error_text.h"
 #include "tests/sanitizer.h"
 #include "tests/temp_cache.h"
 
@@ -22,7 +22,7 @@ template <class F> void check_same(const F& fn, const Tensors& inputs) {
   const auto copies = [&] {
     Tensors list;
     for (const Tensor& t : inputs) {
-      // Keeps strides: the copy is of the dense tensor that `t` is a view of, if it is one.
+      // Keeps the strides: a transposed view is cloned through its dense transpose.
       list.push_back(t.is_contiguous() ? t.clone() : t.transpose(0, 1).clone().transpose(0, 1));
     }
     return list;
@@ -50,7 +50,7 @@ template <class F> void check_same(const F& fn, const Tensors& inputs) {
   }
 }
 
-// 35 numbers (two vectors and a tail) at the edges of every dtype, and a transposed matrix of them.
+// 35 values (two vectors and a tail) at the edges of every dtype, and a transposed matrix of them.
 Tensors edges(DType t) {
   const std::vector<double> v{
       0.0,     -0.0,    1.0,     -1.0,         0.5,          1.5,           2.5,
@@ -70,7 +70,7 @@ TEST_CASE("codegen: every conversion, contiguous and strided") {
     Tensors out;
     for (const Tensor& x : in) {
       for (int t = 0; t < kNumDTypes; ++t) {
-        // What is loaded with strides is converted by the same code.
+        // Strided loads share the conversion code: short tests convert an eighth of them.
         const bool skip = (static_cast<int>(x.dtype()) + t) % (x.is_contiguous() ? 3 : 8);
         if (!skip || test::long_tests()) out.push_back(x.to(static_cast<DType>(t)).clone());
       }
@@ -159,7 +159,7 @@ TEST_CASE("codegen: many windows, many instructions, several outputs, register p
       inputs);
 }
 
-TEST_CASE("codegen: sizes around a vector, beyond a grain, and nothing") {
+TEST_CASE("codegen: sizes around a vector, beyond a grain, and zero") {
   test::TempCache cache;
   Tensors inputs;
   for (int64_t n : {0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 100003}) {
@@ -181,7 +181,7 @@ TEST_CASE("codegen: sizes around a vector, beyond a grain, and nothing") {
       inputs);
 }
 
-TEST_CASE("codegen: numbers of every kind against every dtype") {
+TEST_CASE("codegen: scalars of every kind with every dtype") {
   test::TempCache cache;
   Tensors inputs;
   for (int t = 0; t < kNumDTypes; ++t) inputs.push_back(edges(static_cast<DType>(t))[0]);
@@ -189,7 +189,7 @@ TEST_CASE("codegen: numbers of every kind against every dtype") {
       [](const Tensors& in) {
         Tensors out;
         for (const Tensor& t : in) {
-          const Tensor n = t.dtype() == kBool ? t.to(kUInt8) : t;  // Bool has no differences.
+          const Tensor n = t.dtype() == kBool ? t.to(kUInt8) : t;  // Bool has no subtraction.
           const Tensors some{t + 3,
                              t * true,
                              n - 0.1,
@@ -207,7 +207,7 @@ TEST_CASE("codegen: numbers of every kind against every dtype") {
                              pow(t, 2.0),
                              pow(t, 3),
                              clamp(t, -1, 2)};
-          // In short tests every dtype with every fourth of them, and each with several dtypes.
+          // Short tests take every fourth result per dtype, each result with several dtypes.
           for (size_t k = 0; k < some.size(); ++k) {
             const bool turn = (k + static_cast<size_t>(t.dtype())) % 4 == 0;
             if (turn || test::long_tests()) out.push_back(some[k]);
@@ -218,8 +218,8 @@ TEST_CASE("codegen: numbers of every kind against every dtype") {
       inputs);
 }
 
-// What a compiler may take for granted where overflow is undefined: x + 1 > x, x * x >= 0.
-TEST_CASE("codegen: integers wrap around in what is computed from them, too") {
+// A compiler may assume x + 1 > x and x * x >= 0 where signed overflow is undefined.
+TEST_CASE("codegen: integers wrap around, also in the ops that use the result") {
   test::TempCache cache;
   for (const DType t : {kInt32, kInt64}) {
     const bool narrow = t == kInt32;
@@ -239,7 +239,7 @@ TEST_CASE("codegen: integers wrap around in what is computed from them, too") {
   }
 }
 
-TEST_CASE("codegen: numbers that change between calls are read from the control block") {
+TEST_CASE("codegen: scalars that change between calls are read from the control block") {
   test::TempCache cache;
   double k = 0.5;
   const Tensor x = randn({37}), h = randn({37}).to(kBFloat16), n = randint(-5, 5, {37});
@@ -255,8 +255,8 @@ TEST_CASE("codegen: numbers that change between calls are read from the control 
   CHECK(step.stats().recordings <= 5);
 }
 
-// What a bounded function gives is known to be in [-1, 1]: the next sine or cosine has a cheaper
-// form. Where another dtype, an in-place write or an op in between ends that, it must not be taken.
+// A bounded function's result is in [-1, 1], so a sine or cosine of it has a cheaper form, which
+// must not be used after another dtype, an in-place write or an op in between ends the bound.
 TEST_CASE("codegen: sines and cosines of bounded results") {
   test::TempCache cache;
   const auto chain = [](const Tensors& in) {
@@ -286,7 +286,7 @@ TEST_CASE("codegen: sines and cosines of bounded results") {
   }
 }
 
-// Kernels that move more than the caches hold store around them, where lines are whole and aligned.
+// Kernels that move more than the caches hold use streaming stores for whole, aligned cache lines.
 TEST_CASE("codegen: streaming kernels, aligned and not") {
   test::TempCache cache;
   const int64_t rows = 1400, columns = 4096, n = rows * columns + 5;
@@ -294,7 +294,7 @@ TEST_CASE("codegen: streaming kernels, aligned and not") {
   check_same(
       [](const Tensors& in) {
         const Tensor y = in[0].cos().cos() * in[1];
-        in[2].narrow(0, 1, in[0].numel()).copy_((y + in[1]).erf());  // 4 bytes off a line
+        in[2].narrow(0, 1, in[0].numel()).copy_((y + in[1]).erf());  // 4 bytes into a cache line
         return Tensors{y, y > 0.5};
       },
       flat);
@@ -302,13 +302,13 @@ TEST_CASE("codegen: streaming kernels, aligned and not") {
                             randn({2 * rows, columns + 1}), randn({1, columns + 1})};
   check_same(
       [](const Tensors& in) {
-        in[0].add_(1.0);  // read and written: stays in the caches
+        in[0].add_(1.0);  // read and written: no streaming stores
         return Tensors{gelu(in[0] * in[2] + in[2]) + in[1], in[3] * in[4]};
       },
       matrices);
 }
 
-TEST_CASE("codegen: a step shows the text of its kernels, each behind the names of its ops") {
+TEST_CASE("codegen: source() is the text of a step's kernels, each after the names of its ops") {
   const test::TempCache cache;
   struct Net : models::Module {
     models::Linear fc{8, 8};
@@ -317,7 +317,7 @@ TEST_CASE("codegen: a step shows the text of its kernels, each behind the names 
   } net;
   auto step = brrr::step([&](const Tensor& x) { return net(x).exp(); });
   CHECK_THROWS_WITH_AS(step.source(), doctest::Contains("call the step at least once"), Error);
-  for (const int64_t rows : {2, 3}) {  // Two entries: the last one's.
+  for (const int64_t rows : {2, 3}) {  // Two entries: source() is that of the last.
     const Tensor x = randn({rows, 8});
     step(x);
     CHECK_THROWS_WITH_AS(step.source(), doctest::Contains("an entry's second call"), Error);

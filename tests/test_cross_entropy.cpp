@@ -6,7 +6,7 @@
 using namespace brrr;
 using namespace brrr::nn_test;
 
-// How many ids count.
+// The number of ids that are not ignored.
 static Tensor counted(const Tensor& ids, int64_t ignored, DType t) {
   return sum((ids != ignored).to(compute_type(t)));
 }
@@ -19,7 +19,7 @@ TEST_CASE("cross_entropy: kernels equal the decompositions") {
         CAPTURE(n);
         CAPTURE(classes);
         const Tensor x = (randn({n, classes}) * 3.0).to(t), ids = classes_for(n, classes);
-        const Words words = loss_words(classes);
+        const AttrValues words = loss_attrs(classes);
         Tensors in{x, ids, counted(ids, -100, t)};
         const Both y = run_both("cross_entropy", in, words);
         check_same(y);
@@ -39,7 +39,7 @@ TEST_CASE("cross_entropy: without classes both derivatives are empty") {
   CHECK((!second.defined() || second.sizes() == IntList{3, 0}));
 }
 
-TEST_CASE("cross_entropy: options that change nothing leave every bit") {
+TEST_CASE("cross_entropy: options that change nothing change no bit") {
   manual_seed(14);
   for (int64_t classes : {3, 65}) {
     const Tensor x = (randn({33, classes}) * 3.0).set_requires_grad(),
@@ -69,7 +69,7 @@ TEST_CASE("cross_entropy: each row's loss, and their sum") {
     o.reduction = Reduction::Sum;
     CHECK(cross_entropy(x, ids, o).item<float>() == sum(each).item<float>());
     o.reduction = Reduction::Mean;
-    for (int64_t r = 0; r < 7; ++r) {  // As if it were alone.
+    for (int64_t r = 0; r < 7; ++r) {  // The loss of row r by itself.
       const bool counts = r != 1 && r != 4;
       const Tensor row = x.detach().narrow(0, r, 1).clone().set_requires_grad();
       const Tensor loss = cross_entropy(row, ids.narrow(0, r, 1), o);
@@ -90,8 +90,8 @@ TEST_CASE("cross_entropy: ignored rows and smoothing, kernels and decompositions
           CAPTURE(n);
           CAPTURE(smoothing);
           const Tensor x = (randn({n, classes}) * 3.0).to(t), ids = classes_for(n, classes);
-          // Class 1 does not count, here and below; not in the ids at all with one row.
-          const Words words = loss_words(classes, 1, smoothing);
+          // Class 1 is ignored, here and below; a single row has it only of 2 classes.
+          const AttrValues words = loss_attrs(classes, 1, smoothing);
           const std::string row = loss_row(smoothing);
           Tensors in{x, ids, counted(ids, 1, t)};
           const Both y = run_both(row.c_str(), in, words);
@@ -131,7 +131,7 @@ TEST_CASE("cross_entropy: ignored rows are as if they were not there") {
   CHECK(error_of([&] {
           cross_entropy(x, tensor({2, -100, 5, 0}));
         }) == "cross_entropy: id 5 at position 2 is out of range for 5 classes");
-  // None counts: NaN as in PyTorch, and no gradient.
+  // All rows ignored: NaN as in PyTorch, and no gradient.
   const Tensor w = x.clone().set_requires_grad();
   const Tensor none = cross_entropy(w, full({4}, -100));
   check_values(none, {NAN}, 0);
@@ -147,7 +147,7 @@ TEST_CASE("cross_entropy: label smoothing") {
                {-(logp * target).sum({1}).mean().item<double>()}, 1e-6);
   check_values(cross_entropy(x, ids, {.label_smoothing = 1}),
                {-logp.mean({1}).mean().item<double>()}, 1e-6);
-  // Without smoothing classes may be ruled out; with it their loss is infinite.
+  // A logit of -inf rules a class out; with smoothing the loss is then infinite.
   const Tensor out = tensor({{0.0f, 0.0f, -std::numeric_limits<float>::infinity()}});
   const Tensor id = tensor(std::vector<int64_t>{1});
   check_values(cross_entropy(out, id), {std::log(2.0)}, 1e-6);
@@ -191,7 +191,7 @@ TEST_CASE("cross_entropy: gradients") {
   manual_seed(6);
   const Tensor ids = classes_for(4, 5);
   check_gradients([=](const Tensors& in) { return cross_entropy(in[0], ids); }, {normal({4, 5})});
-  // The loss once more in the gradient's gradient.
+  // Second order, with the loss itself in the gradient.
   check_gradients([=](const Tensors& in) { return cross_entropy(in[0] * in[0], ids).square(); },
                   {normal({4, 5})});
 }

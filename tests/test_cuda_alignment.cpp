@@ -1,4 +1,4 @@
-// Matrix products on the device of operands that begin anywhere: cublasLt takes only addresses that
+// Matrix products on the device with operands at any address: cublasLt takes only addresses that
 // are multiples of 16 bytes.
 
 #include <cstring>
@@ -16,7 +16,7 @@ double tolerance(DType t) {
   return t == kFloat64 ? 1e-12 : t == kFloat32 ? 2e-5 : t == kFloat16 ? 8e-3 : 6e-2;
 }
 
-// A view of the last elements of a storage whose beginning is aligned.
+// A view that begins `by` elements into an aligned storage.
 Tensor shifted(const IntList& sizes, DType t, int64_t by = 1) {
   const int64_t n = numel_of(sizes);
   return sampled({n + by}, kFloat32, -1, 1, static_cast<int>(n))
@@ -74,7 +74,7 @@ Tensors leaves(const Tensors& in) {
   return all;
 }
 
-// The result and all gradients; the gradient that comes back begins anywhere, too.
+// The result and all gradients; the incoming gradient is misaligned too.
 Tensors results(const Case& c, const Tensors& in) {
   const Tensor y = c.fn(in);
   const Tensor g = shifted(y.sizes(), y.dtype()), there = y.device() == kCPU ? g : on_gpu(g);
@@ -136,7 +136,7 @@ TEST_CASE("cuda step: products of operands that are not aligned") {
   }
 }
 
-TEST_CASE("cuda attention step: gradients are written joined, from any element on") {
+TEST_CASE("cuda attention step: gradients are written into their concatenation, at any offset") {
   if (!have_device()) return;
   for (const DType t : {kFloat32, kBFloat16}) {
     CAPTURE(static_cast<int>(t));
@@ -156,7 +156,7 @@ TEST_CASE("cuda attention step: gradients are written joined, from any element o
   }
 }
 
-TEST_CASE("cuda step: what a replay gives has no room that others may write to") {
+TEST_CASE("cuda step: results of a replay have no gaps that kernels may write to") {
   if (!have_device()) return;
   const auto values = [](const IntList& sizes) { return randn(sizes).to(kBFloat16).to(kCUDA); };
   const Tensor x = values({32, 16}), w = values({16, 60}), v = values({60, 40}),
@@ -164,8 +164,8 @@ TEST_CASE("cuda step: what a replay gives has no room that others may write to")
   auto twice = brrr::step([](const Tensor& a) { return a * 2.0; }, Mode::Graph);
   for (int call = 0; call < 3; ++call) twice(t);
   {
-    // Its temporary's rows lie 128 bytes apart: the storage says so, and is used again once it
-    // dies.
+    // The rows of its temporary have a pitch of 128 bytes: the storage is marked as having gaps,
+    // and is reused once the temporary dies.
     auto padded = brrr::step([&] { return matmul(relu(matmul(x, w)), v).sum(); }, Mode::Graph);
     for (int call = 0; call < 3; ++call) padded();
   }

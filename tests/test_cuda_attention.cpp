@@ -1,4 +1,4 @@
-// Attention's kernels for a GPU against the CPU's: results, what is kept for gradients, gradients.
+// Attention's GPU kernels against the CPU's: results, tensors saved for backward, gradients.
 
 #include <cmath>
 #include <functional>
@@ -16,7 +16,7 @@ struct Case {
   int64_t queries, keys, width, depth;
 };
 
-// Widths that are padded and not; lengths around the tiles of 64, 32 and 16; one token.
+// Widths that need padding or not; lengths around the tiles of 64, 32 and 16; one token.
 const Case kCases[] = {{{2}, 1, 1, 1, 1},         {{}, 5, 7, 3, 4},       {{2, 2}, 64, 64, 16, 16},
                        {{2}, 65, 63, 64, 64},     {{1}, 1, 130, 16, 16},  {{1}, 100, 150, 96, 128},
                        {{1, 2}, 130, 3, 128, 40}, {{1}, 129, 129, 24, 8}, {{1}, 70, 33, 72, 30}};
@@ -27,7 +27,7 @@ Tensor normal(IntList sizes, int64_t rows, int64_t cols, DType t) {
   return randn(sizes).to(t);
 }
 
-// The result and the gradients of q, k and v, of operands on a device.
+// The result and the gradients of q, k and v, computed on `device`.
 Tensors attend(const Tensors& in, AttentionOptions o, const Tensor& g, Device device) {
   Tensors leaves;
   for (const Tensor& t : in) leaves.push_back(t.detach().to(device).set_requires_grad());
@@ -65,7 +65,7 @@ double bound_of(DType t) {
 std::vector<AttentionOptions> options_for(const Case& s) {
   const IntList full{s.queries, s.keys};
   Tensor some = rand(full) < 0.6;
-  some.select(0, 0).fill_(false);  // A query that sees nothing.
+  some.select(0, 0).fill_(false);  // A query with every key masked.
   const Tensor bias = where(rand(full) < 0.8, randn(full), -kInf);
   return {{},
           {.causal = true},
@@ -77,8 +77,8 @@ std::vector<AttentionOptions> options_for(const Case& s) {
 
 }  // namespace
 
-// In short tests every case with a third of the options in float32 and fewer in 16-bit floats: each
-// tile that a kernel is compiled for takes seconds.
+// Short tests run every case with a third of the options in float32 and fewer in 16-bit floats:
+// each tile size that a kernel is compiled for takes seconds.
 TEST_CASE("cuda attention: results and gradients are the CPU's") {
   if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16, kFloat16}) {
@@ -103,8 +103,8 @@ TEST_CASE("cuda attention: results and gradients are the CPU's") {
   }
 }
 
-// 256 blocks of 128 rows and more; widths of which all and some kernels have such blocks. In short
-// tests the first alone, causal with a mask and without.
+// At least 256 blocks of 128 rows; widths for which all or only some kernels have such blocks.
+// Short tests run only the first case, causal with and without a mask.
 TEST_CASE("cuda attention: where there are many blocks, each has 128 rows") {
   if (!have_device()) return;
   const Case cases[] = {
@@ -141,7 +141,7 @@ TEST_CASE("cuda attention: a negative scale, and one that is 0 in float32") {
   }
 }
 
-TEST_CASE("cuda attention: all of a query's keys may have a mask as large as a float can be") {
+TEST_CASE("cuda attention: all of a query's keys may have mask values up to the largest float") {
   if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16, kFloat16}) {
     for (double value : {-1e6, -1e9, -3.4028234663852886e38}) {
@@ -155,7 +155,7 @@ TEST_CASE("cuda attention: all of a query's keys may have a mask as large as a f
       const Tensor g = normal({2}, 20, 16, t);
       for (const bool causal : {false, true}) {
         const AttentionOptions o{.causal = causal, .mask = mask};
-        // What a score has beside -1e6 depends on the order of its sum.
+        // Added to -1e6, a score keeps few bits, which depend on the order of its sum.
         const double bound = value == -1e6 ? 0.1 : bound_of(t);
         check_close(attend(in, o, g, kCUDA), attend(in, o, g, kCPU), bound);
       }
@@ -163,13 +163,13 @@ TEST_CASE("cuda attention: all of a query's keys may have a mask as large as a f
   }
 }
 
-TEST_CASE("cuda attention: operands are read where they lie") {
+TEST_CASE("cuda attention: strided operands are read without a copy") {
   if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16}) {
     CAPTURE(static_cast<int>(t));
     manual_seed(4);
-    // Heads side by side, as a projection gives them; one head of keys for all; rows that are not
-    // aligned; columns that are not contiguous.
+    // Heads interleaved per token, as from a projection; one key head shared by all; misaligned
+    // rows; columns that are not contiguous.
     const Tensor wide = randn({2, 40, 3, 16}).to(t), odd = randn({2, 3, 40, 17}).to(t);
     const std::function<Tensors(const Tensor&, const Tensor&)> layouts[] = {
         [](const Tensor& a, const Tensor&) {
@@ -193,7 +193,7 @@ TEST_CASE("cuda attention: operands are read where they lie") {
         Tensors in = layout(wide.to(d), odd.to(d));
         for (Tensor& x : in) x = x.detach().set_requires_grad();
         const Tensor out = scaled_dot_product_attention(in[0], in[1], in[2], {.causal = true});
-        sum(out * 2).backward();  // The gradient that comes back is one number, expanded.
+        sum(out * 2).backward();  // The incoming gradient is an expanded scalar.
         Tensors all{out.detach().to(kCPU)};
         for (const Tensor& x : in) all.push_back(x.grad().to(kCPU));
         return all;
@@ -203,7 +203,7 @@ TEST_CASE("cuda attention: operands are read where they lie") {
   }
 }
 
-TEST_CASE("cuda attention: what no kernel serves runs as its decomposition") {
+TEST_CASE("cuda attention: calls that no kernel serves run as their decomposition") {
   if (!have_device()) return;
   const Case cases[] = {{{2}, 9, 20, 8, 8}, {{2}, 9, 20, 136, 8}, {{2}, 9, 20, 8, 136}};
   for (DType t : {kFloat64, kFloat32}) {
@@ -223,7 +223,7 @@ TEST_CASE("cuda attention: what no kernel serves runs as its decomposition") {
 
 TEST_CASE("cuda attention: a dropout mask has the CPU's elements") {
   if (!have_device()) return;
-  // Equal weights and values of one row each of the identity: the result is the mask / keys.
+  // Equal weights, and rows of the identity as values: the result is the mask / keys.
   const int64_t n = 67;
   for (DType t : {kFloat32, kBFloat16}) {
     const Tensors in{zeros({2, n, 64}).to(t), zeros({2, n, 64}).to(t),
@@ -236,8 +236,8 @@ TEST_CASE("cuda attention: a dropout mask has the CPU's elements") {
   }
 }
 
-// Queries beyond the end are zeros, whose product with it is NaN.
-TEST_CASE("cuda attention: an infinite key that all weights of are 0 has no gradient") {
+// Rows of a tile past the last query are zeros, whose product with an infinite key is NaN.
+TEST_CASE("cuda attention: an infinite key whose weights are all 0 gets no gradient") {
   if (!have_device()) return;
   for (DType t : {kFloat32, kBFloat16}) {
     const Tensor q = (rand({5, 3}) + 0.5).to(t), k = rand({7, 3}).to(t), v = randn({7, 4}).to(t);

@@ -1,5 +1,5 @@
-// Kernels of a captured step that run beside the others. The emulated device runs what is beside as
-// late as it may: of all orders the one in which a missing wait is most likely to show.
+// Kernels of a captured step on its second branch. The emulated device runs that branch as late as
+// it may: of all orders the one in which a missing wait is most likely to show.
 #include <cstdlib>
 #include <tuple>
 
@@ -13,7 +13,7 @@ using namespace brrr::test;
 
 namespace {
 
-// Layers of one width, whose temporaries take each other's memory, trained in both modes.
+// Layers of one width, whose temporaries reuse each other's memory, trained in both modes.
 struct Deep {
   std::vector<Tensor> weights, biases;
 
@@ -60,14 +60,14 @@ std::vector<Tensor> trained(Mode mode, int layers, int64_t rows, int64_t width, 
 }
 
 int groups_beside(const std::string& explained) {
-  const size_t at = explained.find(" groups beside others");
+  const size_t at = explained.find(" groups on the side branch");
   REQUIRE(at != std::string::npos);
   return std::atoi(explained.c_str() + explained.rfind(' ', at - 1) + 1);
 }
 
 }  // namespace
 
-TEST_CASE("branches: what nothing waits for goes first, not too far; nothing before its operands") {
+TEST_CASE("branches: independent kernels move forward, not too far and not before their operands") {
   const Tensor x = ones({8, 8});
   const graph::Recording r = record([&] {
     Tensor chain = x;
@@ -82,13 +82,13 @@ TEST_CASE("branches: what nothing waits for goes first, not too far; nothing bef
   CHECK(graph::order_for_branches(r, s, notes) == wanted);
 }
 
-TEST_CASE("branches: of those beside the last that a kernel needs is waited for, once") {
+TEST_CASE("branches: a kernel waits for the last kernel it needs of the second branch, once") {
   const graph::Recording r = record([] { return std::vector<Tensor>{ones({4}).exp()}; });
   const uint32_t value = r.out(r.instrs.back())[0], storage = r.value(value).storage;
   const char m[3] = {};
   const std::vector<std::vector<graph::Use>> uses = {{{m, m + 1, true}},
                                                      {{m + 1, m + 2, true, storage, value}},
-                                                     {{m + 2, m + 3, true}},  // Of nobody beside.
+                                                     {{m + 2, m + 3, true}},  // Main branch only.
                                                      {{m + 1, m + 2, false, storage, value}},
                                                      {{m, m + 1, false}}};
   const graph::Branches b{{1, 1, 0, 0, 0}, {}, 2};
@@ -96,7 +96,7 @@ TEST_CASE("branches: of those beside the last that a kernel needs is waited for,
   CHECK(graph::find_awaits(r, b, uses) == std::vector<uint32_t>{kNone, kNone, kNone, 1, kNone});
 }
 
-TEST_CASE("branches: products' gradients run beside each other, with the bits of eager mode") {
+TEST_CASE("branches: products' gradients run in parallel, with the bits of eager mode") {
   if (!have_device()) return;
   for (const DType dtype : {kFloat32, kFloat64, kBFloat16}) {
     for (const int layers : {1, 2, 7}) {
@@ -112,7 +112,7 @@ TEST_CASE("branches: products' gradients run beside each other, with the bits of
   }
 }
 
-TEST_CASE("branches: BRRR_ONE_BRANCH leaves none") {
+TEST_CASE("branches: BRRR_ONE_BRANCH leaves no second branch") {
   if (!have_device()) return;
   setenv("BRRR_ONE_BRANCH", "1", 1);
   std::string explained;
@@ -121,7 +121,7 @@ TEST_CASE("branches: BRRR_ONE_BRANCH leaves none") {
   CHECK(groups_beside(explained) == 0);
 }
 
-TEST_CASE("branches: what takes memory of the pool is captured, beside others or not") {
+TEST_CASE("branches: kernels that take memory from the pool are captured, in parallel or not") {
   if (!have_device()) return;
   const auto launches = [](const auto& f) {
     auto step = brrr::step(f, Mode::Graph);
@@ -133,7 +133,7 @@ TEST_CASE("branches: what takes memory of the pool is captured, beside others or
   CHECK(launches([](const Tensor& x, const Tensor& y) {
           return argsort(x, 1).sum({1}) + argsort(y, 1).sum({1}) * 2;
         }) == 1);
-  // Factors that the library does not take as they lie are copied: two at once, if there is room.
+  // Operands in a layout that the library does not take are copied: two at once, if memory allows.
   CHECK(launches([](const Tensor& x, const Tensor& y) {
           const auto odd = [](const Tensor& t) { return t.slice(1, 1, 512).slice(0, 0, 63); };
           const Tensor a = odd(x).matmul(odd(x).t()), b = odd(y).matmul(odd(y).t());
@@ -175,9 +175,9 @@ TEST_CASE("branches: an order that saves time takes no more memory") {
   }
 }
 
-TEST_CASE("branches: of two ids out of range the one that eager mode tells is told") {
+TEST_CASE("branches: of two ids out of range the one that eager mode reports is reported") {
   if (!have_device()) return;
-  const auto told = [](const StepOptions& options) {
+  const auto reported = [](const StepOptions& options) {
     manual_seed(1);
     const Tensor a = on_gpu(randn({50, 32})).set_requires_grad(true);
     const Tensor b = on_gpu(randn({70, 32})).set_requires_grad(true);
@@ -200,12 +200,12 @@ TEST_CASE("branches: of two ids out of range the one that eager mode tells is to
     }
     return false;
   };
-  CHECK(told({.mode = Mode::Eager}));
-  CHECK(told({.mode = Mode::Graph}));
-  CHECK(told({.mode = Mode::Graph, .fuse = false}));
+  CHECK(reported({.mode = Mode::Eager}));
+  CHECK(reported({.mode = Mode::Graph}));
+  CHECK(reported({.mode = Mode::Graph, .fuse = false}));
 }
 
-TEST_CASE("branches: a profile leaves out planning and building, as what is done once") {
+TEST_CASE("branches: a profile lists planning and building as done once, apart from the steps") {
   if (!have_device()) return;
   const TempCache cache;
   Deep model(2, 24, kFloat32);

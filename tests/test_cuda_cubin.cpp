@@ -1,8 +1,8 @@
-// Rows of the registry, in every dtype that they have loops for, become kernels that compile for
-// every architecture of real GPUs; no GPU is needed. Of a pointwise row's seven layouts each dtype
-// and architecture meets one, of some of a reduction's kernels every other one, in turn: each row,
-// layout and architecture meets some dtype. Long tests take all. (Kernels given as text are
-// compiled where tests run them: see compile_what_ran.)
+// The registry's rows, in every dtype that they have loops for, become kernels that compile for
+// every architecture of real GPUs; no GPU is needed. Long tests compile all of them; short tests
+// one of a pointwise row's seven layouts, for a third of its dtypes, each for one architecture, and
+// one in 16 of a reduction's pairs of kernel and architecture. (Kernels given as text are compiled
+// where tests run them: see compile_what_ran.)
 
 #include <array>
 
@@ -15,7 +15,7 @@ using namespace brrr::cuda;
 
 namespace {
 
-// A row's kernels for operands of dtype t, by layout.
+// A row's kernels for operands of dtype t, indexed by layout.
 std::array<std::vector<cuda::PointwiseCall>, 7> calls_of(const OpDef& op, DType t) {
   using W = program::Window;
   const Tensors in = operands_of(op, {16}, t);
@@ -24,7 +24,7 @@ std::array<std::vector<cuda::PointwiseCall>, 7> calls_of(const OpDef& op, DType 
   std::array<std::vector<cuda::PointwiseCall>, 7> all;
   for (const cuda::PointwiseCall& dense : needed.calls) {
     const int vector = dense.walk.vector;
-    // Window k of the walk is reached in way k of these, in turn.
+    // Window k is accessed in way k of `ways`, cyclically.
     const auto add = [&](size_t layout, const program::Walk& walk, std::vector<W::Reach> ways) {
       cuda::PointwiseCall c = dense;
       c.walk = walk;
@@ -32,7 +32,7 @@ std::array<std::vector<cuda::PointwiseCall>, 7> calls_of(const OpDef& op, DType 
         W& w = c.windows[k];
         w.reach = ways[static_cast<size_t>(k) % ways.size()];
         const bool written = w.stored && (w.reach == W::Held || w.reach == W::Turned);
-        if (written || k > 4) w.reach = ways[0];  // Tiles are four at most.
+        if (written || k > 4) w.reach = ways[0];  // At most four tiles.
       }
       all[layout].push_back(c);
     };
@@ -73,13 +73,13 @@ TEST_CASE("cuda cubin: every pointwise row compiles for every architecture") {
     for (const OpDef* op : rows_of(OpKind::Pointwise)) {
       ++row;
       const bool own = is_floating(t) || op->pointwise->loop(kInt64);
-      if (!own && !long_tests()) continue;  // Integers become float32.
+      if (!own && !long_tests()) continue;  // Converted to float32.
       const auto calls = calls_of(*op, t);
       for (size_t a = 0; a < kCount; ++a) {
         for (size_t layout = 0; layout < calls.size(); ++layout) {
-          // In short tests one layout for one architecture, by turns.
+          // Short tests take one layout per row and a third of the dtypes.
           const bool turn =
-              layout == row % calls.size() && a == (row + d) % kCount && (row + d) % 3 == 0;
+              layout == row % calls.size() && (row + d) % 3 == 0 && a == (row + d) / 3 % kCount;
           if (!turn && !long_tests()) continue;
           chosen[a].insert(chosen[a].end(), calls[layout].begin(), calls[layout].end());
         }
@@ -111,7 +111,7 @@ TEST_CASE("cuda cubin: every reduction row compiles for every architecture") {
   for (size_t a = 0; a < kCount; ++a) check_compiles(chosen[a], kArchitectures[a]);
 }
 
-TEST_CASE("cuda cubin: of many kernels the one that does not compile is named, with its line") {
+TEST_CASE("cuda cubin: of many kernels the one that fails to compile is named, with its line") {
   if (!have_compiler()) return;
   const auto kernel = [](const char* name, const std::string& body) {
     return KernelText{
@@ -126,7 +126,7 @@ TEST_CASE("cuda cubin: of many kernels the one that does not compile is named, w
   CHECK_MESSAGE(words.find("bad(3): error: identifier \"missing\"") != words.npos, words);
 }
 
-TEST_CASE("cuda cubin: a kernel that keeps registers or arrays in memory is named") {
+TEST_CASE("cuda cubin: a kernel that spills registers or keeps an array in memory is named") {
   if (!have_compiler()) return;
   const auto kernel = [](const char* name, const std::string& threads, const std::string& body) {
     return KernelText{{},
@@ -136,7 +136,7 @@ TEST_CASE("cuda cubin: a kernel that keeps registers or arrays in memory is name
                                   "KERNEL({}, P, {}) {{\n{}\n}}\n",
                                   name, threads, body)};
   };
-  // 100 floats behind an index; and 200 that are wanted at once where a thread has 64 registers.
+  // 100 dynamically indexed floats; and 200 floats live at once where a thread has 64 registers.
   const KernelText array = kernel("array", "32",
                                   "float a[100];\n"
                                   "for (int k = 0; k < 100; ++k) a[k] = p.x[p.i[k]];\n"

@@ -25,7 +25,7 @@ std::string sample_of(const Result& r) {
   return r.text.substr(at);
 }
 
-// A run to its end in both modes, and one that stops half way and goes on in the other mode.
+// A full run in each mode, and one that stops half way and resumes in the other mode.
 void check_modes(const std::string& command, const std::string& save) {
   const TemporaryDirectory folder;
   const std::string ck = folder.file("ck.safetensors");
@@ -73,7 +73,7 @@ TEST_CASE("examples on a GPU: roofline measures both modes there") {
   CHECK(figures["points"].size() == 2);
 }
 
-TEST_CASE("examples on a GPU: overhead measures every mode beside the CPU") {
+TEST_CASE("examples on a GPU: overhead measures every mode, and the CPU") {
   if (!have_device()) return;
   const TemporaryDirectory folder;
   const std::string json = folder.file("o.json");

@@ -1,12 +1,12 @@
-// What exchanges between GPUs are made of, on one: sums of shares, the queue beside the
-// computation, pinned memory. tests/dist runs the whole on several emulated devices.
+// The parts of an exchange between GPUs, on one GPU: sums of shares, the queue parallel to the
+// computation, pinned memory. tests/dist runs whole exchanges on several emulated devices.
 #include "ops/kinds/device_exchange.h"
 #include "tests/cuda_cases.h"
 
 using namespace brrr;
 using namespace brrr::test;
 
-TEST_CASE("exchange: shares are added in their order, as add_() rounds them, however many") {
+TEST_CASE("exchange: any number of shares is added in order, rounded as by add_()") {
   if (!have_device()) return;
   constexpr int64_t n = 1000;
   for (const DType t : {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8}) {
@@ -22,7 +22,7 @@ TEST_CASE("exchange: shares are added in their order, as add_() rounds them, how
         there.push_back(x.to(kCUDA));
         all.from.push_back(there.back().impl()->data());
       }
-      // In place in the last, as a rank's own share is; the first holds what comes before.
+      // In place in the last share, as in a rank's own; the sum begins with the first.
       all.to = all.from.back();
       dist::add_on_device(all, t);
       CHECK(same_bits(there.back().to(kCPU), sum));
@@ -30,7 +30,7 @@ TEST_CASE("exchange: shares are added in their order, as add_() rounds them, how
   }
 }
 
-TEST_CASE("exchange: what is queued beside comes between two points, eagerly and captured") {
+TEST_CASE("exchange: work on the second queue runs between two points, eagerly and captured") {
   if (!have_device()) return;
   const Backend& gpu = backend(DeviceType::CUDA);
   const Tensor x = arange(4096.0).to(kCUDA), y = zeros_like(x), z = zeros_like(x);
@@ -60,7 +60,7 @@ TEST_CASE("exchange: what is queued beside comes between two points, eagerly and
   device_queue::release(g);
 }
 
-TEST_CASE("exchange: pinned memory is filled beside the computation, and kept for the next") {
+TEST_CASE("exchange: pinned memory is filled on the second queue, and kept for the next exchange") {
   if (!have_device()) return;
   const Tensor x = arange(1000.0).to(kCUDA), y = zeros_like(x);
   const size_t bytes = 1000 * sizeof(float);

@@ -1,5 +1,5 @@
-// Row ops, reductions and what stands around them share kernels on the device as on the CPU, with
-// the bits of its eager mode.
+// Row ops, reductions and the ops around them are fused on the device as on the CPU, with the bits
+// of the device's eager mode.
 
 #include <set>
 #include <sstream>
@@ -12,7 +12,7 @@ using namespace brrr::test;
 
 namespace {
 
-// f(x, w) over rows that a thread, some lanes, a warp and a block have, with and without tails.
+// f(x, w) over rows computed by a thread, some lanes, a warp and a block, with and without tails.
 template <class F> void over_shapes(uint64_t want, const F& f) {
   const std::vector<IntList> all = {{8, 4100}, {130, 65}, {3, 5, 33}, {200, 8}};
   for (const DType t : {kFloat32, kFloat64, kBFloat16}) {
@@ -40,7 +40,7 @@ TEST_CASE("cuda fusion: what users write with exp, sum and division is one kerne
   });
 }
 
-TEST_CASE("cuda fusion: the same ids with other ones ignored, around ids of another op") {
+TEST_CASE("cuda fusion: the same ids with different ignored ids, around ids of another op") {
   if (!have_device()) return;
   const TempCache cache;
   const Tensor x = on_gpu(randn({6, 33})), w = on_gpu(randn({33}));
@@ -63,7 +63,7 @@ TEST_CASE("cuda fusion: row ops and their neighbours") {
   });
 }
 
-TEST_CASE("cuda fusion: row ops of rows that a reduction takes in pieces, written in place too") {
+TEST_CASE("cuda fusion: row ops of rows that a reduction splits in pieces, written in place too") {
   if (!have_device()) return;
   const TempCache cache;
   for (const IntList& sizes : {IntList{8, 16385}, IntList{3, 40004}}) {
@@ -101,11 +101,11 @@ TEST_CASE("cuda fusion: gradients, with those of weights, are one group of kerne
       g.push_back(y);
       return g;
     };
-    CHECK(kernels(fn) == 2);  // Sums over rows end in a kernel of their own.
+    CHECK(kernels(fn) == 2);  // Sums over rows finish in a second kernel.
   }
 }
 
-TEST_CASE("cuda fusion: a loss over rows; an id out of range is told of") {
+TEST_CASE("cuda fusion: a loss over rows; an id out of range is reported") {
   if (!have_device()) return;
   const TempCache cache;
   const Tensor x = on_gpu(randn({70, 33}).set_requires_grad(true)), w = on_gpu(randn({33}));
@@ -115,7 +115,7 @@ TEST_CASE("cuda fusion: a loss over rows; an id out of range is told of") {
             const Tensor loss =
                 cross_entropy(x * w, ids, {.ignore_index = 3, .label_smoothing = smoothing});
             return Tensors{loss, grad({loss}, {x})[0]};
-          }) <= 4);  // Counting ids and the loss end in a launch of their own.
+          }) <= 4);  // The id count and the loss each finish in a second launch.
   }
   auto step = brrr::step([&] { return cross_entropy(x * w, ids); },
                          {.require_graph = true, .build_at_first_call = true});
@@ -125,8 +125,7 @@ TEST_CASE("cuda fusion: a loss over rows; an id out of range is told of") {
   CHECK_MESSAGE(error.find("cross_entropy: index 33 is out of range") == 0, error);
 }
 
-TEST_CASE(
-    "cuda fusion: of two calls that look at ids the one is named that has found a wrong one") {
+TEST_CASE("cuda fusion: of two calls that check ids, the one that finds a bad id is named") {
   if (!have_device()) return;
   const TempCache cache;
   const Tensor x = on_gpu(randn({40, 20}));
@@ -137,7 +136,7 @@ TEST_CASE(
         [&] {
           const Tensor h = one_hot(a, 20).to(kFloat32) + x;
           if (!own) return Tensors{cross_entropy(h, b), h};
-          // Two calls of one name, of which one looks at what a third does.
+          // Two calls of one name, one of which checks the same ids as a third call.
           const Tensor l = cross_entropy(x, a, {.reduction = Reduction::None});
           return Tensors{(h + one_hot(b, 20).to(kFloat32) * x) * l.unsqueeze(1)};
         },
@@ -150,7 +149,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("cuda fusion: one_hot in a kernel with and without rows tells of ids out of range") {
+TEST_CASE("cuda fusion: one_hot in a kernel with and without rows reports ids out of range") {
   if (!have_device()) return;
   const TempCache cache;
   const Tensor x = on_gpu(randn({70, 33}));
@@ -170,7 +169,7 @@ TEST_CASE("cuda fusion: one_hot in a kernel with and without rows tells of ids o
 }
 
 TEST_CASE(
-    "cuda fusion: ids beside a sum over wide rows, numbers written in place, values of no row") {
+    "cuda fusion: ids with a sum over wide rows, scalars written in place, values shared by rows") {
   if (!have_device()) return;
   const TempCache cache;
   Tensor logits = on_gpu(randn({20, 200}).set_requires_grad(true));
@@ -201,7 +200,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("cuda fusion: ids and sums over rows beside more than sixteen operands") {
+TEST_CASE("cuda fusion: ids and sums over rows with more than sixteen operands") {
   if (!have_device()) return;
   const TempCache cache;
   Tensors x;
@@ -214,9 +213,9 @@ TEST_CASE("cuda fusion: ids and sums over rows beside more than sixteen operands
   });
 }
 
-// A block has more rows than there are, and lanes of a row more elements: they must not read what
-// others write meanwhile. Rows that a thread, some lanes and a warp have, with and without columns.
-TEST_CASE("cuda fusion: rows written in place, beside some that are none") {
+// Blocks cover rows past the last, lanes elements past a row's end: they must not read what others
+// are writing. Rows computed by a thread, some lanes and a warp, with and without folds over rows.
+TEST_CASE("cuda fusion: rows written in place, with blocks that extend past the last row") {
   if (!have_device()) return;
   const TempCache cache;
   for (const IntList& sizes :
@@ -257,14 +256,15 @@ TEST_CASE("cuda fusion: a GPT's step has the CPU's plan") {
         {.require_graph = true, .build_at_first_call = true});
     step();
     launches = step.stats().kernels_per_replay;
-    // On a device some have another place among the others, or one beside them.
-    const std::string text = step.explain(), beside = ", beside those that follow";
-    const size_t begin = text.find("kernels of entry 0:"), end = text.find("fusion moves");
+    // On a device some groups run in another order, or on the side branch.
+    const std::string text = step.explain(), beside = ", on the side branch";
+    const size_t begin = text.find("kernels of entry 0:"),
+                 end = text.find("the fused kernels move");
     REQUIRE(begin < end);
     std::istringstream lines(text.substr(begin, end - begin));
     std::multiset<std::string> all;
     for (std::string line; std::getline(lines, line);) {
-      if (!line.starts_with("  ") || line.starts_with("   ")) continue;  // Why two are not one.
+      if (!line.starts_with("  ") || line.starts_with("   ")) continue;  // Why two are not fused.
       if (line.ends_with(beside)) line.resize(line.size() - beside.size());
       all.insert(line);
     }
@@ -274,13 +274,27 @@ TEST_CASE("cuda fusion: a GPT's step has the CPU's plan") {
   const auto device = groups(kCUDA, on_device), host = groups(kCPU, on_cpu);
   CHECK(device == host);
   CHECK(device.size() > 20);
-  CHECK(on_device <= on_cpu + 9);  // Sums over rows and whole tensors end in a launch of their own.
+  CHECK(on_device <= on_cpu + 9);  // Sums over rows and whole tensors finish in a second launch.
 }
 
-TEST_CASE("cuda fusion: rows of as many dims as there are, and of no elements") {
+TEST_CASE("cuda fusion: a step without fusion gives no reasons for kernels that are not fused") {
   if (!have_device()) return;
   const TempCache cache;
-  // Sums over long rows are taken in pieces, which are a dim more.
+  double c = 1.0;  // What varies is read by a generated kernel, also without fusion.
+  for (const bool fuse : {true, false}) {
+    auto step = brrr::step([&](const Tensor& x) { return sort(x * c * c).first; },
+                           StepOptions{.require_graph = true, .fuse = fuse});
+    const Tensor x = on_gpu(randn({4, 8}));
+    for (int call = 0; call < 4; ++call, c += 0.5) step(x);
+    CHECK(step.stats().kernels_per_replay == (fuse ? 3 : 4));  // A sort takes two.
+    CHECK(step.explain().find("not fused with") == std::string::npos);
+  }
+}
+
+TEST_CASE("cuda fusion: rows with the largest number of dims, and with no elements") {
+  if (!have_device()) return;
+  const TempCache cache;
+  // Sums over long rows are split into pieces, which add a dim.
   const Tensor base = randn({2, 2, 2, 2, 2, 2, 2, 200}).to(kCUDA), w = on_gpu(randn({200}));
   const Tensor x = base.permute({6, 5, 4, 3, 2, 1, 0, 7});
   kernels([&] {
@@ -299,7 +313,7 @@ TEST_CASE("cuda fusion: rows of as many dims as there are, and of no elements") 
   }
 }
 
-TEST_CASE("cuda fusion: a whole tensor's fold beside what it stores, in few registers") {
+TEST_CASE("cuda fusion: a whole tensor's fold together with stores, in few registers") {
   if (!have_device()) return;
   const TempCache cache;
   const Tensor x = on_gpu(randn({1, 40000}).to(kBFloat16)),

@@ -1,5 +1,5 @@
-// Products on the device that are not left to the library as they are: small ones, in every layout,
-// at the edges of tiles and of turns, in batches; large ones whose rows are no 16 bytes.
+// Products on the device that do not go to the library directly: small ones, in every layout, at
+// edges of tiles and k steps, in batches; large ones whose rows are not a multiple of 16 bytes.
 
 #include <utility>
 
@@ -13,7 +13,7 @@ using cuda::GemmShape;
 
 namespace {
 
-// Whole numbers, of which sums are exact in any order.
+// Whole numbers, whose sums are exact in any order.
 Tensor whole(int64_t n, int64_t seed) {
   std::vector<float> x(static_cast<size_t>(n));
   for (size_t i = 0; i < x.size(); ++i) {
@@ -26,12 +26,12 @@ GemmShape shape(int64_t m, int64_t n, int64_t k, int layout, int64_t batch) {
   GemmShape s{};
   s.trans_a = layout & 1, s.trans_b = layout & 2;
   s.m = m, s.n = n, s.k = k, s.batch = batch;
-  // Lines that lie apart, by 16 bytes or not.
+  // Leading dimensions with padding, a multiple of 16 bytes or not.
   s.lda = (s.trans_a ? m : k) + (layout & 4 ? 3 : 0);
   s.ldb = (s.trans_b ? k : n) + (layout & 8 ? 4 : 1);
   s.ldc = n;
   s.stride_a = (s.trans_a ? k : m) * s.lda + (layout & 8 ? 8 : 1);
-  s.stride_b = layout & 4 ? 0 : (s.trans_b ? n : k) * s.ldb;  // One for all of the batch.
+  s.stride_b = layout & 4 ? 0 : (s.trans_b ? n : k) * s.ldb;  // One matrix for the whole batch.
   s.stride_c = m * n;
   return s;
 }
@@ -65,7 +65,7 @@ void check_product(int64_t m, int64_t n, int64_t k, int layout, int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("cuda small gemm: every layout, edges of tiles and turns, batches") {
+TEST_CASE("cuda small gemm: every layout, edges of tiles and k steps, batches") {
   if (!have_device()) return;
   const int64_t sizes[][3] = {{1, 1, 1},    {5, 7, 33},    {16, 32, 256}, {17, 33, 257},
                               {64, 65, 64}, {130, 31, 65}, {3, 100, 700}};
@@ -74,13 +74,13 @@ TEST_CASE("cuda small gemm: every layout, edges of tiles and turns, batches") {
   }
 }
 
-TEST_CASE("cuda small gemm: every tile, whatever is copied at a time") {
+TEST_CASE("cuda small gemm: every tile, with every width of copies") {
   if (!have_device()) return;
   const int64_t card = cuda::device().properties.multiprocessors;
   for (int layout = 0; layout < 16; ++layout) {
     for (const int64_t odd : {0, 3}) {
       check_product(16 - odd, 16, 64 + odd, layout, card);               // Small.
-      check_product(16, 16 - odd, 300, layout, card);                    // Of many threads.
+      check_product(16, 16 - odd, 300, layout, card);                    // Many threads.
       check_product(32 - odd, 64 - odd, 300 + odd, layout, card / 4);    // Flat.
       check_product(64, 64 - odd, 76 + odd, layout, 3 * card / 16 + 1);  // Large.
     }
@@ -101,7 +101,7 @@ TEST_CASE("cuda small gemm: no block has more shared memory than the card gives 
   bytes = all;
 }
 
-TEST_CASE("cuda small gemm: what it takes, and matmul gives it that") {
+TEST_CASE("cuda small gemm: which products it takes, and that matmul sends them there") {
   if (!have_device()) return;
   GemmShape s = shape(32, 32, 32, 0, 1);
   CHECK(cuda::is_small(s));
@@ -119,7 +119,7 @@ TEST_CASE("cuda small gemm: what it takes, and matmul gives it that") {
   }
 }
 
-TEST_CASE("cuda gemm: rows that are no multiple of 16 bytes, by padded copies") {
+TEST_CASE("cuda gemm: rows that are not a multiple of 16 bytes, through padded copies") {
   if (!have_device()) return;
   const int64_t m = 1024, n = 1025, k = 520;
   const auto step = [&](Device device) {
@@ -145,7 +145,7 @@ TEST_CASE("cuda gemm: rows that are no multiple of 16 bytes, by padded copies") 
   }
 }
 
-TEST_CASE("cuda: products of bytes, whose copies are turned, in a batch that broadcasts") {
+TEST_CASE("cuda: uint8 products, whose copies are transposed, in a batch that broadcasts") {
   if (!have_device()) return;
   const auto product = [](Device device) {
     const Tensor a = arange(24).to(kUInt8).view({2, 1, 3, 4}).to(device);

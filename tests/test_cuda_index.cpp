@@ -23,8 +23,8 @@ void check_equal(const Tensor& got, const Tensor& want) {
   check_same(got.to(kCPU), want);
 }
 
-/// t's elements on the GPU, in every layout that has them: dense, transposed, every second element
-/// of memory, from the fourth element of memory on.
+/// t's elements on the GPU, in several layouts: dense, transposed, every second element of memory,
+/// beginning at the fourth element of memory.
 Tensors layouts_there(const Tensor& t) {
   const Tensor x = there(t);
   const int64_t last = t.dim() - 1;
@@ -36,7 +36,7 @@ Tensors layouts_there(const Tensor& t) {
   return {x, x.transpose(0, last).clone().transpose(0, last), sliced.copy_(x), shifted.copy_(x)};
 }
 
-/// n positions below `limit`, some of them often.
+/// n positions below `limit`, some of them repeated many times.
 Tensor some_positions(int64_t n, int64_t limit, int64_t salt = 0) {
   std::vector<int64_t> v(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
@@ -142,7 +142,7 @@ TEST_CASE("cuda: one_hot") {
   check_equal(one_hot(there(ids).t(), 4), one_hot(ids.t(), 4));
 }
 
-// Few positions are searched, more are sorted: in one tile, then in several that are merged.
+// Few positions are searched; more are sorted, in one tile or in several that are merged.
 TEST_CASE("cuda: index_add sums in index order, to the last bit") {
   NEEDS_GPU;
   for (DType t : kSummed) {
@@ -177,7 +177,7 @@ TEST_CASE("cuda: index_add into its own operands, between other dims, from one s
   const Tensor many = some_positions(300, 100, 5);
   check_equal(index_add(there(x), {}, 1, there(many), there(one).expand({6, 300, 8})),
               index_add(x, {}, 1, many, wide));
-  const Tensor counts = arange(200);  // The index is what is added to.
+  const Tensor counts = arange(200);  // The index is also the destination.
   const Tensor counted = there(counts);
   const Tensor list = there(counts).slice(0, 0, 100);
   index_add(counts, {}, 0, counts.slice(0, 0, 100), arange(100), true);
@@ -274,22 +274,22 @@ TEST_CASE("cuda: an index out of range is raised at the next read, and the proce
   };
   for (const Case& c : cases) {
     CAPTURE(c.op);
-    const auto check_told = [&](const std::function<void()>& read) {
+    const auto check_raised = [&](const std::function<void()>& read) {
       const std::string said = error_of(read);
       CHECK_MESSAGE(said.find(std::string(c.op) + ": index ") == 0, said);
       CHECK_MESSAGE(said.find(what) != std::string::npos, said);
       const bool named =
           said.find("index 5 ") != std::string::npos || said.find("index -1 ") != std::string::npos;
       CHECK_MESSAGE(named, said);
-      good();  // Told once.
+      good();  // Raised once.
     };
     Tensor r = c.run();
-    check_told([&] { r.to_vector<float>(); });
+    check_raised([&] { r.to_vector<float>(); });
     r = c.run();
-    check_told([&] { y.narrow(0, 0, 1).narrow(1, 0, 1).item<float>(); });
+    check_raised([&] { y.narrow(0, 0, 1).narrow(1, 0, 1).item<float>(); });
     r = c.run();
-    check_told([&] { synchronize(kCUDA); });
-    // What was asked for in range is there; elsewhere it is zero, or nothing was added.
+    check_raised([&] { synchronize(kCUDA); });
+    // Indices in range have taken effect; for the others the result is 0, or nothing was added.
     const std::string op = c.op;
     if (op == "index_select" || op == "embedding") {
       check_equal(r, cat({x.narrow(0, 1, 1), zeros({2, 8})}));
@@ -310,7 +310,7 @@ TEST_CASE("cuda: an index out of range is raised at the next read, and the proce
   const Tensor r = embedding(none, there(tensor({0, 0})));
   CHECK(error_of([&] { synchronize(kCUDA); }).find("in [0, 0)") != std::string::npos);
   check_equal(r, zeros({2, 4}));
-  // Nor where slices have no elements.
+  // Indices of slices without elements are checked too.
   const Tensor flat = zeros({5, 0}, kFloat32, kCUDA);
   const std::function<void()> nothing[] = {
       [&] { index_select(flat, 0, there(bad)); },
@@ -326,8 +326,8 @@ TEST_CASE("cuda: an index out of range is raised at the next read, and the proce
   }
 }
 
-// Rows whose places are counted; others, many of them in a block or one, and rows of several tiles,
-// with an odd one out.
+// Rows ranked by counting; rows sorted many or one to a block; rows of several tiles, also of an
+// odd number of tiles.
 TEST_CASE("cuda: argsort and topk, ties, NaN and zeros as on the CPU") {
   NEEDS_GPU;
   for (DType t : kDTypes) {
@@ -413,7 +413,7 @@ TEST_CASE("cuda: multinomial draws what the CPU draws") {
 
 TEST_CASE("cuda: multinomial's bad weights are raised at the next read") {
   NEEDS_GPU;
-  const auto told = [](const Tensor& weights, int64_t samples, bool replacement) {
+  const auto fault_of = [](const Tensor& weights, int64_t samples, bool replacement) {
     const Tensor r = multinomial(there(weights), samples, replacement);
     const std::string said = error_of([&] { synchronize(kCUDA); });
     const Tensor at = r.to(kCPU);
@@ -427,13 +427,13 @@ TEST_CASE("cuda: multinomial's bad weights are raised at the next read") {
     const Tensor w = ones({3, 300});
     w.narrow(0, 2, 1).narrow(1, 100, 1).fill_(bad);
     for (bool replacement : {true, false}) {
-      const std::string said = told(w, 2, replacement);
-      CHECK_MESSAGE(said.find("multinomial: row 2 has values that it cannot take") == 0, said);
+      const std::string said = fault_of(w, 2, replacement);
+      CHECK_MESSAGE(said.find("multinomial: row 2 has invalid values") == 0, said);
     }
   }
-  CHECK(told(zeros({4}), 1, false).find("multinomial: row 0") == 0);
+  CHECK(fault_of(zeros({4}), 1, false).find("multinomial: row 0") == 0);
   const Tensor few = tensor({0.0f, 1.0f, 0.0f, 2.0f});
-  CHECK(told(few, 3, false).find("multinomial: row 0") == 0);
-  CHECK(told(few, 2, false).empty());
-  CHECK(told(few, 7, true).empty());
+  CHECK(fault_of(few, 3, false).find("multinomial: row 0") == 0);
+  CHECK(fault_of(few, 2, false).empty());
+  CHECK(fault_of(few, 7, true).empty());
 }

@@ -1,4 +1,4 @@
-// The cases of library_cases.h on the device: values and gradients beside the CPU's.
+// The cases of library_cases.h on the device: values and gradients against the CPU's.
 
 #include "ops/library_ops.h"
 #include "tests/cuda_cases.h"
@@ -9,7 +9,7 @@ using namespace brrr::test;
 
 namespace {
 
-// Sums in another order, and roundings to t that fall the other way.
+// For sums in another order, and roundings to t that go the other way.
 double tolerance(DType t) {
   switch (t) {
     case kFloat64:
@@ -91,7 +91,7 @@ TEST_CASE("cuda: linear adds its bias as a separate add does") {
         CAPTURE(rows);
         const Tensor x = on_gpu(sampled({rows, 16}, t)), w = on_gpu(sampled({n, 16}, t, -2, 2, 3));
         const Tensor all = on_gpu(sampled({n + 1}, t, -2, 2, 5));
-        for (int64_t from : {0, 1}) {  // The second bias lies where no vector can.
+        for (int64_t from : {0, 1}) {  // The second bias is misaligned for vector loads.
           const Tensor b = all.slice(0, from, from + n);
           CHECK(device_difference(linear(x, w, b), on_cpu(linear(x, w) + b)) == "");
         }

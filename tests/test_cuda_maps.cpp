@@ -1,5 +1,4 @@
-// Kernels of joining, triangles, rotary embedding, argmax, argmin and cumsum on a device, against
-// the CPU.
+// Device kernels of cat, triangles, rotary embedding, argmax, argmin and cumsum, against the CPU.
 
 #include <cmath>
 #include <limits>
@@ -15,7 +14,7 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kAll[] = {kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kUInt8, kBool};
 
-// f(in) has the same bits on both devices.
+// Checks that f(in) has the same bits on both devices.
 void check_devices(const Tensors& in, const std::function<Tensor(const Tensors&)>& f) {
   const std::string d = device_difference(f(on_gpu(in)), f(in));
   CHECK_MESSAGE(d.empty(), d);
@@ -29,7 +28,7 @@ TEST_CASE("cuda: cat in every dtype, dim and layout") {
   if (!have_device()) return;
   manual_seed(3);
   for (DType t : kAll) {
-    // What only moves elements has one kernel for each size of them.
+    // Kernels that only move elements are compiled once per element size.
     const bool twin = t == kFloat16 || t == kInt64 || t == kInt32 || t == kBool;
     if (twin && !long_tests()) continue;
     CAPTURE(std::string(name(t)));
@@ -45,7 +44,7 @@ TEST_CASE("cuda: cat in every dtype, dim and layout") {
       check_devices({part(3), part(0), part(1), part(5)}, join);
       check_devices({part(0), part(0)}, join);
       check_devices({part(7)}, join);
-      // Layouts of their own, or beginning at an odd address.
+      // Operands in other layouts, or beginning at an odd address.
       const Tensor sliced = part(12).narrow(dim, 1, 7), other = part(5);
       check_devices({sliced, other, other.narrow(dim, 1, 0)}, join);
       check_devices({part(4).transpose(0, 2).contiguous().transpose(0, 2), other}, join);
@@ -80,7 +79,7 @@ TEST_CASE("cuda: triangles") {
   manual_seed(5);
   const IntList shapes[] = {{1, 1}, {3, 5}, {16, 16}, {2, 33, 8}, {2, 3, 64, 48}, {0, 4}, {4, 0}};
   for (DType t : kAll) {
-    // What only moves elements has one kernel for each size of them.
+    // Kernels that only move elements are compiled once per element size.
     const bool twin = t == kFloat16 || t == kInt64 || t == kInt32 || t == kBool;
     if (twin && !long_tests()) continue;
     CAPTURE(std::string(name(t)));
@@ -99,7 +98,7 @@ TEST_CASE("cuda: triangles") {
     check_devices({room.narrow(1, 1, 1).expand({6, 12, 20})},
                   [](const Tensors& in) { return in[0].tril(-1); });
   }
-  const Tensor bad = full({5, 5}, kNaN);  // What is left out is 0, not NaN * 0.
+  const Tensor bad = full({5, 5}, kNaN);  // Elements left out are 0, not NaN * 0.
   check_devices({bad}, [](const Tensors& in) { return in[0].tril(); });
 }
 
@@ -109,20 +108,20 @@ TEST_CASE("cuda: rotary embedding has the CPU's bits") {
   for (DType t : {kFloat32, kBFloat16, kFloat16, kFloat64}) {
     if ((t == kFloat16 || t == kFloat64) && !long_tests()) continue;
     CAPTURE(std::string(name(t)));
-    // Widths of several kinds of access; the last has more frequencies than one launch takes.
+    // Widths with every kind of access; the last has more frequencies than one launch takes.
     for (int64_t width : {2, 6, 8, 16, 64, 1030}) {
       CAPTURE(width);
       const Tensor x = randn({2, 3, 5, width}).to(t);
       const Tensor at = tensor({0, 1, -7, 100000, 1 << 30});
       auto turn = [](const Tensors& in) { return rotary_embedding(in[0], in[1], 500.0); };
-      // float64's cosines are the device's own.
+      // In float64 the device uses its own cosine.
       auto check = [&](const Tensors& in) {
         if (t != kFloat64) return check_devices(in, turn);
         check_close(on_cpu(turn(on_gpu(in))), turn(in), 1e-14);
       };
       check({x, at});
       check({x.select(0, 1).select(0, 2), at});
-      // Heads of a product of queries, keys and values, as attention has them.
+      // Heads of a fused q, k, v projection, as in attention.
       const Tensor heads = randn({2, 5, 3, 4, width}).to(t).select(2, 1).transpose(1, 2);
       check({heads, at});
       check({x.transpose(-1, -2).contiguous().transpose(-1, -2), at});
@@ -177,7 +176,7 @@ TEST_CASE("cuda: argmax and argmin, ties and NaN") {
     check_devices({x}, [&](const Tensors& in) { return argmin(in[0], dim, true); });
   };
   for (DType t : kAll) {
-    // What only moves elements has one kernel for each size of them.
+    // Short tests take one dtype per element size.
     const bool twin = t == kFloat16 || t == kInt64 || t == kInt32 || t == kBool;
     if (twin && !long_tests()) continue;
     CAPTURE(std::string(name(t)));
@@ -196,7 +195,7 @@ TEST_CASE("cuda: argmax and argmin, ties and NaN") {
   }
   both(zeros({0, 4}), 1);
   both(tensor(3.0), 0);
-  // Several blocks for a line, and several passes.
+  // Several blocks per line, and several passes.
   for (const IntList& sizes : {IntList{3, 40000}, IntList{70000, 3}}) {
     const int64_t dim = sizes[0] < sizes[1];
     Tensor x = randint(0, 20000, sizes).to(kFloat32);
@@ -217,7 +216,7 @@ TEST_CASE("cuda: cumsum, exact where the order is the CPU's") {
   manual_seed(8);
   auto sums = [](int64_t dim) { return [dim](const Tensors& in) { return in[0].cumsum(dim); }; };
   for (DType t : kAll) {
-    // What only moves elements has one kernel for each size of them.
+    // Short tests take one dtype per element size.
     const bool twin = t == kFloat16 || t == kInt64 || t == kInt32 || t == kBool;
     if (twin && !long_tests()) continue;
     CAPTURE(std::string(name(t)));
@@ -242,7 +241,7 @@ TEST_CASE("cuda: cumsum, exact where the order is the CPU's") {
   check_devices({randint(-9, 9, {2, 5000})}, sums(1));
   check_devices({randint(-9, 9, {300000})}, sums(0));  // Chunks of chunks.
   check_devices({randint(-9, 9, {70000, 2})}, sums(0));
-  // One after the other, as the CPU does it.
+  // Short lines are summed sequentially, as on the CPU.
   check_devices({randn({40, 64})}, sums(1));
   check_devices({randn({256, 40})}, sums(0));
   check_devices({randn({300, 1 << 16})}, sums(0));
@@ -254,7 +253,7 @@ TEST_CASE("cuda: cumsum of long lines") {
   for (const IntList& sizes : {IntList{3, 2048}, IntList{2, 10001}, IntList{140000}}) {
     const Tensor x = randn(sizes), gpu = on_gpu(x).cumsum(-1);
     check_close(on_cpu(gpu), x.to(kFloat64).cumsum(-1), 2e-5);
-    // The order is the shape's: neither strides nor other lines matter.
+    // The order of summation depends on the shape only: neither on strides nor on other lines.
     const Tensor strided = randn({x.numel() * 2}).view({-1, 2}).to(kCUDA);
     strided.select(1, 1).copy_(on_gpu(x).flatten());
     const Tensor again = strided.select(1, 1).view(sizes).cumsum(-1);
@@ -264,7 +263,7 @@ TEST_CASE("cuda: cumsum of long lines") {
   }
   const Tensor columns = randn({5000, 3});
   check_close(on_cpu(on_gpu(columns).cumsum(0)), columns.to(kFloat64).cumsum(0), 1e-4);
-  // Values that no order of additions may lose.
+  // Values that every order of additions keeps.
   Tensor odd = zeros({5000});
   odd.fill_(-0.0);
   check_devices({odd}, [](const Tensors& in) { return in[0].cumsum(0); });

@@ -1,4 +1,4 @@
-// Models train on a device as they do on the CPU: the same program, losses that differ by rounding.
+// Models train on a device as on the CPU: the same program, losses that differ by rounding only.
 
 #include <cmath>
 #include <thread>
@@ -138,7 +138,7 @@ TEST_CASE("cuda: second derivatives stay on the device") {
   check_close(on_cpu(second(x.to(kCUDA))), second(x), 1e-6);
 }
 
-TEST_CASE("cuda: what is made without a device goes to the default one, in this thread") {
+TEST_CASE("cuda: tensors made without a device are on this thread's default device") {
   if (!have_device()) return;
   const Device before = default_device();
   set_default_device(kCUDA);
@@ -157,7 +157,7 @@ TEST_CASE("cuda: what is made without a device goes to the default one, in this 
   CHECK(zeros({2}).device() == before);
 }
 
-TEST_CASE("cuda: a scaler that is elsewhere than the loss says so") {
+TEST_CASE("cuda: a scaler on another device than the loss says so") {
   if (!have_device()) return;
   const optim::GradScaler scaler({.device = kCPU});
   CHECK(error_of([&] { scaler.scale(ones({}, kCUDA)); }) ==

@@ -1,4 +1,4 @@
-// The module brrr_cuda by itself: what of it works without a GPU, and on a GPU the rest.
+// The module brrr_cuda by itself: the part that works without a GPU, and on a GPU the rest.
 
 #include "backends/cuda/driver.h"
 
@@ -50,7 +50,7 @@ bool is_ptx_for(const std::string& image, int architecture) {
 std::string written(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version / 10 % 100);
 }
-// As an error names them: the compiler's, the driver's, the device's.
+// As an error lists them: the versions of compiler, driver and device.
 std::string versions(int major, int minor) {
   Properties properties;
   std::string words;
@@ -158,7 +158,7 @@ TEST_CASE("cuda module: pitfall B8: the newest architecture both know, machine c
                 older.failure);
 }
 
-TEST_CASE("cuda module: threads compile side by side, each with words of its own") {
+TEST_CASE("cuda module: threads compile concurrently, each with its own error message") {
   Compiled good, bad;
   std::thread other([&] { good = compile(doubling, 9); });
   bad = compile(kernel("broken", "wrong = 1;"), 9);
@@ -168,21 +168,21 @@ TEST_CASE("cuda module: threads compile side by side, each with words of its own
   CHECK(contains(words, "\"wrong\""));
 }
 
-TEST_CASE("cuda module: the words of a failure hold while a thread's last objects end, too") {
+TEST_CASE("cuda module: a failure's message is valid while a thread's last objects are destroyed") {
   std::string first, last;
   std::thread([&] {
     struct Last {
       std::string* to;
       ~Last() { *to = compile("", 1).failure; }
     };
-    thread_local const Last before_the_words{&last};
+    thread_local const Last before_the_message{&last};
     first = compile("", 1).failure;
   }).join();
   CHECK(contains(first, "older than all"));
   CHECK(last == first);
 }
 
-TEST_CASE("cuda module: without a GPU one line says why, and everything else fails in words") {
+TEST_CASE("cuda module: without a GPU one line says why, and every other call returns an error") {
   Properties properties;
   std::string words;
   if (open_device(properties, words)) {
@@ -317,7 +317,7 @@ TEST_CASE("cuda module: on a GPU, memory, copies, events and a kernel") {
     int n;
   } params{from, to, n};
   const unsigned grid[3] = {(n + 127) / 128, 1, 1}, block[3] = {128, 1, 1};
-  // A thread that has never met the device launches.
+  // A launch from a thread that has not used the device before.
   std::thread([&] {
     CHECK(driver.launch(function, grid, block, shared, &params, sizeof params, device.stream) ==
           nullptr);

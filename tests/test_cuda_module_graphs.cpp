@@ -21,7 +21,7 @@ namespace {
 constexpr int n = 1000;
 constexpr size_t bytes = n * sizeof(float);
 
-// y = x from pinned memory, z = 0, z = 2 y, w = z, w to pinned memory, and a product.
+// Work to capture: y = x from pinned memory, z = 0, z = 2 y, w = z, w to pinned memory, a product.
 struct Chain : Device {
   float *in = nullptr, *out = nullptr;
   void *y = allocate(bytes), *z = allocate(bytes), *w = allocate(bytes);
@@ -29,7 +29,7 @@ struct Chain : Device {
   Module* module = nullptr;
   Function* doubling_kernel = nullptr;
   Gemm* product = nullptr;
-  size_t taken = 0;  // By the graph uploaded last.
+  size_t taken = 0;  // Device memory, by the graph uploaded last.
   static constexpr size_t nodes = 6, workspace_bytes = 4 << 20;
 
   explicit Chain(const Properties& properties) {
@@ -53,7 +53,7 @@ struct Chain : Device {
     CHECK(driver.unload(module) == nullptr);
   }
 
-  // z = 2 y, by so many blocks.
+  // z = 2 y, with this number of blocks.
   Failure launch(unsigned blocks) {
     const struct {
       const void* x;
@@ -76,11 +76,11 @@ struct Chain : Device {
   }
   Graph* capture() {
     Graph* g = nullptr;
-    size_t noted = 0;
+    size_t captured = 0;
     REQUIRE_DONE(driver.begin_capture(stream));
     REQUIRE_DONE(queue());
-    REQUIRE_DONE(driver.end_capture(stream, &g, &noted));
-    CHECK(noted >= nodes);  // a product may be several
+    REQUIRE_DONE(driver.end_capture(stream, &g, &captured));
+    CHECK(captured >= nodes);  // a product may be several
     CHECK(driver.launch_graph(g, stream));
     upload(g);
     return g;
@@ -117,7 +117,7 @@ std::unique_ptr<Chain> make_chain() {
 
 }  // namespace
 
-TEST_CASE("cuda module: on a GPU, a graph runs what was noted on what is there then") {
+TEST_CASE("cuda module: on a GPU, a graph runs the captured work on the data of its launch") {
   const auto chain = make_chain();
   if (!chain) return;
   const Driver& driver = chain->driver;
@@ -135,12 +135,12 @@ TEST_CASE("cuda module: on a GPU, a graph runs what was noted on what is there t
   }
   chain->set(5);
   REQUIRE_DONE(driver.launch_graph(g, chain->stream));
-  REQUIRE_DONE(driver.release_graph(g));  // what was launched still runs
+  REQUIRE_DONE(driver.release_graph(g));  // the launch still runs
   chain->check(5);
   chain->run(6);
 }
 
-TEST_CASE("cuda module: on a GPU, what a capture forbids spoils it, and the stream goes on") {
+TEST_CASE("cuda module: on a GPU, a forbidden call spoils the capture, not the stream") {
   const auto chain = make_chain();
   if (!chain) return;
   const Driver& v = chain->driver;
@@ -162,7 +162,7 @@ TEST_CASE("cuda module: on a GPU, what a capture forbids spoils it, and the stre
       {"allocate: not while", [&] { return v.allocate(&p, 4); }},
       {"release: not while", [&] { return v.release(chain->y); }},
       {"synchronize: not while", [&] { return v.synchronize(s); }},
-      {"none of the capture", [&] { return v.await(other, e); }},
+      {"not recorded in this capture", [&] { return v.await(other, e); }},
       {"wait: not while", [&] { return v.wait(e); }},
       {"load: not while", [&] { return v.load("", 0, &module); }},
       {"arena: not while", [&] { return v.arena(4, &p, &done); }},
@@ -184,7 +184,7 @@ TEST_CASE("cuda module: on a GPU, what a capture forbids spoils it, and the stre
     CHECK(v.wait(e));  // a later failure does not hide the first
     const Failure spoilt = v.end_capture(s, &g, &size);
     REQUIRE(spoilt);
-    CHECK_MESSAGE(contains(spoilt, "the capture was spoilt: "), std::string(spoilt));
+    CHECK_MESSAGE(contains(spoilt, "the capture was invalidated: "), std::string(spoilt));
     CHECK_MESSAGE(contains(spoilt, said), std::string(spoilt));
     CHECK(g == nullptr);
     chain->run(2);
@@ -214,11 +214,11 @@ TEST_CASE("cuda module: on a GPU, 100 captures while another thread allocates an
   for (int i = 0; i < 100; ++i) {
     const int before = rounds;
     Graph* g = nullptr;
-    size_t noted = 0;
+    size_t captured = 0;
     REQUIRE_DONE(v.begin_capture(chain->stream));
-    while (rounds < before + 2) std::this_thread::yield();  // a whole one within the capture
+    while (rounds < before + 2) std::this_thread::yield();  // a whole round within the capture
     REQUIRE_DONE(chain->queue());
-    REQUIRE_DONE(v.end_capture(chain->stream, &g, &noted));
+    REQUIRE_DONE(v.end_capture(chain->stream, &g, &captured));
     chain->upload(g);
     chain->set(float(i));
     REQUIRE_DONE(v.launch_graph(g, chain->stream));
@@ -258,7 +258,7 @@ TEST_CASE("cuda module: on a GPU, the arena grows in place") {
     REQUIRE_DONE(v.arena(too_many, &p, &done));
     CHECK(!done);
   }
-  CHECK(device.get(p, some.size()) == some);  // what was there stays
+  CHECK(device.get(p, some.size()) == some);  // the old contents stay
 }
 
 #else

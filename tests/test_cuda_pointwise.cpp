@@ -1,5 +1,5 @@
-// Every pointwise row of the registry on the device, without naming one: in every dtype and layout
-// the CPU's values.
+// Every pointwise row of the registry, none by name, gives the CPU's values on the device, in every
+// dtype and layout.
 
 #include "tests/cuda_cases.h"
 #include "tests/special_values.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
                              kInt64,   kInt32,   kUInt8,    kBool};
 
-// One call of a row; an undefined operand is a number.
+// One call of a row; an undefined operand is a scalar.
 struct RowCall {
   const OpDef* op;
   Tensors in;
@@ -38,7 +38,7 @@ struct RowCall {
   }
 };
 
-// Values where formulas and conversions go wrong.
+// Values at the limits of formulas and conversions.
 Tensors special(const OpDef& op, DType t) {
   if (is_floating(t)) {
     Columns all = special_columns(op);
@@ -65,7 +65,7 @@ Tensors special(const OpDef& op, DType t) {
   return in;
 }
 
-// Operands in layouts that change from one to the next.
+// Operands, each in another layout than the one before.
 RowCall in_layouts(const OpDef& op, DType t, size_t first) {
   RowCall c{&op, {}, "layouts"};
   for (const Tensor& x : operands_of(op, {5, 19}, t)) {
@@ -112,15 +112,15 @@ RowCall in_place(const OpDef& op, DType t, Layout layout) {
   return c;
 }
 
-// The cheap ones always; of those that need kernels of their own a part that changes from row to
-// row, all in long tests.
+// The cheap calls always; of those that need kernels of their own a subset that changes from row to
+// row, all of them in long tests.
 std::vector<RowCall> calls_of(const OpDef& op, DType t, size_t salt) {
   std::vector<RowCall> all = {{&op, operands_of(op, {3, 67}, t), "dense"},
                               {&op, operands_of(op, {1}, t), "one element"},
                               {&op, operands_of(op, {}, t), "0-d"},
                               {&op, operands_of(op, {0, 3}, t), "empty"},
                               {&op, special(op, t), "special values"}};
-  const bool own_loops = is_floating(t) || is_number_row(op);  // Else integers become float32.
+  const bool own_loops = is_floating(t) || is_number_row(op);  // Otherwise converted to float32.
   if (is_floating(t)) all.push_back(in_place(op, t, Layout::Dense));
   std::vector<RowCall> more = {in_layouts(op, t, salt),     misaligned(op, t), splat(op, t),
                                mixed(op, t, salt),          numbers(op, t),    broadcast(op, t),
@@ -131,7 +131,7 @@ std::vector<RowCall> calls_of(const OpDef& op, DType t, size_t salt) {
   return all;
 }
 
-// In short tests those rows whose turn it is, of so many.
+// Short tests check every `turns`-th row.
 void check_rows(DType t, size_t turns = 1) {
   if (!have_device()) return;
   std::vector<RowCall> calls;

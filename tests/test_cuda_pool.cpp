@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-// A device of `limit` bytes. A driver is plain functions, so there is one at a time.
+// A device of `limit` bytes. A driver is plain functions without state, so there is one at a time.
 struct Counting {
   explicit Counting(size_t bytes) {
     limit = bytes;
@@ -86,7 +86,7 @@ TEST_CASE("cuda pool: small blocks share segments, large ones have their own") {
   CHECK(pool.stats().live == 100 * 512);
   CHECK(pool.stats().reserved == 2 * kMiB);
   CHECK(Counting::calls == 1);
-  CHECK(pool.allocate(0, "op"));  // An address of its own, too.
+  CHECK(pool.allocate(0, "op"));  // Also has its own address.
   void* large = pool.allocate(5 * kMiB + 1, "op");
   CHECK(pool.stats().reserved == 8 * kMiB);
   CHECK(Counting::calls == 2);
@@ -97,7 +97,7 @@ TEST_CASE("cuda pool: small blocks share segments, large ones have their own") {
   CHECK(pool.allocate(SIZE_MAX - 600, "op") == nullptr);
 }
 
-TEST_CASE("cuda pool: blocks that lie apart are as long as asked and new, but within a capture") {
+TEST_CASE("cuda pool: separate blocks have the size asked and are new, except within a capture") {
   Counting device(64 * kMiB);
   Pool pool(device.driver, true);
   void *a = pool.allocate(700, "op"), *b = pool.allocate(700, "op");
@@ -108,7 +108,7 @@ TEST_CASE("cuda pool: blocks that lie apart are as long as asked and new, but wi
   pool.deallocate(large, 5 * kMiB + 1);
   pool.deallocate(a, 700);
   CHECK(pool.stats().live == 700);
-  CHECK(pool.stats().reserved == 5 * kMiB + 1 + 2 * 700);  // For captures.
+  CHECK(pool.stats().reserved == 5 * kMiB + 1 + 2 * 700);  // Kept for captures.
   size_t calls = Counting::calls;
   pool.hold();
   CHECK(pool.allocate(700, "op") == a);
@@ -116,7 +116,7 @@ TEST_CASE("cuda pool: blocks that lie apart are as long as asked and new, but wi
   pool.deallocate(a, 700);
   for (const auto& [p, bytes] : pool.taken()) pool.deallocate(p, bytes);
   pool.deallocate(b, 700);
-  void* c = pool.allocate(700, "op");  // What it held before is the device's again.
+  void* c = pool.allocate(700, "op");  // The blocks held before went back to the device.
   CHECK(Counting::calls == calls + 1);
   CHECK(Counting::sizes.at(c) == 700);
   CHECK(pool.stats().reserved == 5 * kMiB + 1 + 2 * 700);
@@ -124,7 +124,7 @@ TEST_CASE("cuda pool: blocks that lie apart are as long as asked and new, but wi
   CHECK(Counting::used == 700);
 }
 
-TEST_CASE("cuda pool: a capture takes again what it gave back where that is as long") {
+TEST_CASE("cuda pool: a capture reuses a block that it freed if the size is equal") {
   for (const bool apart : {false, true}) {
     Counting device(64 * kMiB);
     Pool pool(device.driver, apart);
@@ -142,7 +142,7 @@ TEST_CASE("cuda pool: a capture takes again what it gave back where that is as l
   }
 }
 
-TEST_CASE("cuda pool: the last bytes of a device, too few for a segment, can be had") {
+TEST_CASE("cuda pool: the last bytes of a device, too few for a segment, can be allocated") {
   Counting device(3 * kMiB);
   Pool pool(device.driver);
   CHECK(pool.allocate(2560 * kKiB, "op") != nullptr);
@@ -162,12 +162,12 @@ TEST_CASE("cuda pool: with BRRR_POISON=1 the emulator sees what is read beyond a
   CHECK_MESSAGE(contains(said, "accesses 4 bytes"), said);
 }
 
-TEST_CASE("cuda pool: a block given back is handed out again, and neighbours are joined") {
+TEST_CASE("cuda pool: a freed block is reused, and free neighbours are merged") {
   Counting device(64 * kMiB);
   Pool pool(device.driver);
   void* a = pool.allocate(700, "op");
   pool.deallocate(a, 700);
-  CHECK(pool.allocate(1000, "op") == a);  // The same class.
+  CHECK(pool.allocate(1000, "op") == a);  // The same size class.
   for (int order = 0; order < 6; ++order) {
     void* part[3];
     for (void*& p : part) p = pool.allocate(1200 * kKiB, "op");
@@ -183,7 +183,7 @@ TEST_CASE("cuda pool: a block given back is handed out again, and neighbours are
   }
 }
 
-TEST_CASE("cuda pool: without memory nothing changes, and what is freed can be had again") {
+TEST_CASE("cuda pool: out of memory changes nothing, and freed memory can be allocated again") {
   Counting device(8 * kMiB);
   Pool pool(device.driver);
   void* a = pool.allocate(4 * kMiB, "matmul");
@@ -204,7 +204,7 @@ TEST_CASE("cuda pool: without memory nothing changes, and what is freed can be h
   CHECK(pool.allocate(2 * kMiB, "exp") == a);
   pool.deallocate(b, 3 * kMiB);
   CHECK(pool.allocate(3 * kMiB, "exp") != nullptr);
-  Counting::broken = true;  // A driver that fails is an error, not a lack of memory.
+  Counting::broken = true;  // A failing driver is an error, not a lack of memory.
   CHECK(contains(error_of([&] { pool.allocate(32 * kMiB, "exp"); }), "the device is gone"));
   Counting::broken = false;
 }
@@ -216,7 +216,7 @@ TEST_CASE("cuda pool: when memory runs out, cached blocks of other sizes serve")
   while (void* p = pool.allocate(kKiB, "op")) blocks.push_back(p);
   CHECK(blocks.size() == 2048);
   for (size_t i = 1; i < blocks.size(); ++i) pool.deallocate(blocks[i], kKiB);
-  CHECK(contains(pool.describe(), "largest: 1 x 1024 of op"));  // Cached ones are nobody's.
+  CHECK(contains(pool.describe(), "largest: 1 x 1024 of op"));  // Cached blocks are not listed.
   CHECK(pool.allocate(512 * kKiB, "op") != nullptr);
   CHECK(pool.allocate(kMiB, "op") != nullptr);
 }
@@ -239,12 +239,12 @@ TEST_CASE("cuda pool: peak and trim") {
   CHECK(Counting::used == 0);
 }
 
-TEST_CASE("cuda pool: any order of calls leaves blocks apart and the sums right") {
+TEST_CASE("cuda pool: in any order of calls blocks are disjoint and the sums right") {
   std::mt19937 random(5);
   for (int round = 0; round < random_cases(20, 500); ++round) {
     Counting device(24 * kMiB);
     Pool pool(device.driver);
-    std::map<char*, size_t> live;  // By address: what was asked.
+    std::map<char*, size_t> live;  // Bytes asked, by address.
     for (int step = 0; step < 600; ++step) {
       if (random() % 5 < 3) {
         const size_t bytes = random() % 3 ? random() % 4000 : random() % (3 * kMiB);
@@ -276,13 +276,13 @@ TEST_CASE("cuda pool: any order of calls leaves blocks apart and the sums right"
 
 TEST_CASE("pitfall C8 on a device: out of memory names what holds it, and smaller work goes on") {
   if (!have_device()) return;
-  matmul(ones({2, 2}, kCUDA), ones({2, 2}, kCUDA));  // The library's workspace stays.
+  matmul(ones({2, 2}, kCUDA), ones({2, 2}, kCUDA));  // Its workspace stays allocated.
   empty_cache(kCUDA);
   const size_t before = memory_stats(kCUDA).live;
   size_t free = 0, total = 0;
   REQUIRE(!device().driver->memory(&free, &total));
   const EmulatorSetting small("BRRR_EMULATOR_MEMORY", std::to_string(total - free + 24 * kMiB));
-  // A step on a batch of n rows: half of what it makes lives until the end.
+  // A step on a batch of n rows: half of its tensors live until the end.
   auto step = [](int64_t n) {
     const Tensor w = on_gpu(sampled({256, 64}, kFloat32)).set_requires_grad(true);
     const Tensor x = ones({n, 256}, kCUDA);
@@ -295,7 +295,7 @@ TEST_CASE("pitfall C8 on a device: out of memory names what holds it, and smalle
     if (batch == 16384 && std::string(device().driver->name) != "emulator") continue;
     const std::string said = error_of([&] { step(batch); });
     CHECK_MESSAGE(contains(said, "out of memory on cuda"), said);
-    CHECK_MESSAGE(contains(said, " bytes asked; "), said);
+    CHECK_MESSAGE(contains(said, " bytes asked for; "), said);
     CHECK_MESSAGE(contains(said, " bytes held by tensors, "), said);
     CHECK_MESSAGE(contains(said, " free; the largest: "), said);
     if (batch == 16384) CHECK_MESSAGE(contains(said, "1 x 16777216 of full"), said);

@@ -1,5 +1,5 @@
-// Every reduction row of the registry on the device, without naming one: values against the oracle,
-// the ends of chunks, layouts, special values, and the order in which blocks and threads run.
+// Every reduction row of the registry, none by name, on the device: values against the oracle, the
+// boundaries of chunks, layouts, special values, and the order in which blocks and threads run.
 
 #include "tests/cuda_cases.h"
 #include "tests/reduction_cases.h"
@@ -12,14 +12,14 @@ namespace {
 constexpr DType kDTypes[] = {kFloat32, kFloat64, kBFloat16, kFloat16,
                              kInt64,   kInt32,   kUInt8,    kBool};
 
-// Around a warp, a warp's row, a chunk of a row, a block of rows, and blocks of those.
+// Sizes around a warp, a warp's row, a chunk of a row, a block of rows, and several such blocks.
 const std::vector<IntList> kEnds = {
     {31},        {32},       {33},      {1023},     {1024},    {1025},     {16383},   {16384},
     {16385},     {40000},    {3, 1025}, {2, 16385}, {255, 3},  {256, 3},   {257, 33}, {600, 64},
     {2, 300, 5}, {66000, 2}, {1, 1},    {9, 1, 2},  {8, 9000}, {140, 8200}};
 
-// The device's kernels that a row needs for such shapes, built at once; false where it takes no
-// such dtype.
+// Builds together the device's kernels that a row needs for these shapes; false where the row does
+// not take the dtype.
 bool prepare(const OpDef& op, DType t, const std::vector<IntList>& shapes) {
   if (!has_kernel(op, t)) return false;
   KernelsNeeded needed;
@@ -38,11 +38,11 @@ void check_shape(const OpDef& op, DType t, const IntList& shape) {
   for (const IntList& dims : dims_of(shape.size())) {
     const Tensor y = reduce(op, moved, dims, false);
     CHECK(y.device() == kCUDA);
-    if (itemsize(t) == 2) {  // The same as float32, rounded at the end.
+    if (itemsize(t) == 2) {  // Equal to float32's result, rounded at the end.
       check_same(on_cpu(y), on_cpu(reduce(op, moved.to(kFloat32), dims, false).to(y.dtype())));
     } else if (is_floating(t)) {
       check_reduced(on_cpu(y), op, x, dims, false);
-    } else {  // Any order gives the same, also where integers wrap around.
+    } else {  // Exact in any order, also where integers wrap around.
       check_same(on_cpu(y), reduce(op, x, dims, false));
     }
   }
@@ -77,7 +77,7 @@ TEST_CASE("cuda: reduction rows at the ends of warps, chunks and blocks of rows"
   }
 }
 
-TEST_CASE("cuda: reduction rows of nothing, and errors") {
+TEST_CASE("cuda: reduction rows of no elements, and errors") {
   if (!have_device()) return;
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
@@ -104,7 +104,7 @@ TEST_CASE("cuda: reduction rows with NaN, infinities and zeros in any place") {
       for (int64_t n : {3, 33, 200, 1100}) {
         for (double special : {std::nan(""), kInf, -kInf, 0.0}) {
           for (int64_t at : {int64_t{0}, n / 2, n - 1}) {
-            // A long product of other values would overflow, sooner or later.
+            // A long product of other values would overflow.
             const Tensor x = n > 1000 ? ones({n, 3}, t) : values_for({n, 3}, t);
             x.select(0, at).fill_(special);
             if (at > 0 && special == kInf) x.select(0, 0).fill_(-special);

@@ -1,4 +1,4 @@
-// Kernels over rows on the device: softmax, norms and cross_entropy beside the CPU's in float64.
+// Kernels over rows on the device: softmax, norms and cross_entropy against the CPU's in float64.
 
 #include "ops/library_ops.h"
 #include "ops/nn_ops.h"
@@ -18,7 +18,7 @@ struct Words {
   std::vector<double> floats;
 };
 
-// What the named row gives.
+// The results of the named row.
 Tensors run(const char* name, const Tensors& in, const Words& words = {}) {
   const NoGradGuard guard;
   const OpDef* op = find_op(name);
@@ -54,8 +54,8 @@ double largest_of(const std::vector<double>& v) {
   for (double x : v) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : most;
   return most;
 }
-// |got - want| is one rounding to the result's dtype and some of the arithmetic's, which grow with
-// the root of the number of elements; more where the CPU's result in the same dtype is off, too.
+// |got - want| is at most one rounding to the result's dtype plus those of the arithmetic, which
+// grow with the root of the number of elements; more where the CPU's result in that dtype is off.
 void check_near(const Tensor& got, const Tensor& want, const Tensor& on_host, int64_t n) {
   const auto a = on_cpu(got).to(kFloat64).to_vector<double>(), b = want.to_vector<double>();
   auto c = on_host.to(kFloat64).to_vector<double>();
@@ -71,15 +71,15 @@ void check_near(const Tensor& got, const Tensor& want, const Tensor& on_host, in
   }
 }
 
-// While it is set nothing is checked: calls on the CPU tell what kernels the device will need.
-bool ahead = false;
+// While set, nothing is checked: calls on the CPU only collect the kernels the device will need.
+bool collecting = false;
 
-// The device's results, which must be the CPU's of the same call, in float64, nearly.
+// Checks the device's results against the CPU's in float64; returns the CPU's in the given dtype.
 Tensors check_row(const char* name, const Tensors& in, const Words& words = {}, int64_t n = 0) {
   CAPTURE(name);
   if (n == 0) n = in[0].dim() ? in[0].size(-1) : 1;
   const Tensors on_host = run(name, in, words);
-  if (ahead) return on_host;
+  if (collecting) return on_host;
   const Tensors got = run(name, moved(in), words), want = run(name, in_float64(in), words);
   for (size_t k = 0; k < got.size(); ++k) {
     CAPTURE(k);
@@ -91,25 +91,25 @@ Tensors check_row(const char* name, const Tensors& in, const Words& words = {}, 
   return on_host;
 }
 
-// Lengths that every way of sharing out a row has, and where one ends and the next begins.
+// Lengths for every way of dividing a row among threads, and at the boundaries between the ways.
 std::vector<int64_t> lengths(DType t) {
   if (t != kFloat32)
     return long_tests() ? std::vector<int64_t>{33, 5000, 20000} : std::vector<int64_t>{33, 20000};
   if (!long_tests()) return {1, 32, 1025, 8193, 70000};
   return {1, 2, 8, 9, 31, 32, 33, 64, 65, 1000, 1024, 1025, 5000, 8192, 8193, 16384, 16385, 70000};
 }
-// Calls f() ahead, then with all kernels built at once.
+// Calls f() to collect kernels, builds all of them together, and calls f() again to check.
 template <class F> void with_kernels(const F& f) {
   {
     KernelsNeeded needed;
-    ahead = true;
+    collecting = true;
     f();
-    ahead = false;
+    collecting = false;
     build_all(needed.rows);
   }
   f();
 }
-// Calls f(n, rows) for them.
+// Calls f(n, rows) for lengths(t) and one or several rows.
 template <class F> void for_shapes(DType t, const F& f) {
   with_kernels([&] {
     for (int64_t n : lengths(t)) {
@@ -156,7 +156,7 @@ void check_cross_entropy(const Tensor& x, const Tensor& ids, int64_t ignored = -
   in.push_back(full({}, 0.75, x.dtype()));
   const std::string gradient = row + "_backward";
   check_row(gradient.c_str(), in, words);
-  if (ahead || x.dtype() == kFloat64) return;  // exp is not the same function there.
+  if (collecting || x.dtype() == kFloat64) return;  // float64's exp is another function.
   const Tensors got = run(gradient.c_str(), moved(in), words);
   CHECK(device_difference(got[0], run(gradient.c_str(), in, words)[0]) == "");
 }
@@ -183,7 +183,7 @@ TEST_CASE("cuda rows: 16-bit elements in rows of odd length") {
         if (!brief && !long_tests()) continue;
         CAPTURE(n);
         manual_seed(7);
-        const int64_t rows = n < 2000 ? 37 : 3;  // Rows begin everywhere between multiples of 16.
+        const int64_t rows = n < 2000 ? 37 : 3;  // Rows begin at every offset from 16 bytes.
         const Tensor x = (randn({rows, n}) * 3.0).to(t), g = randn({rows, n}).to(t);
         check_softmax(x, g);
         check_cross_entropy(x, classes(rows, n), 3, 0.1);
@@ -279,7 +279,7 @@ TEST_CASE("cuda rows: no rows, no elements") {
   check_cross_entropy(x, zeros({0}, kInt64));
 }
 
-TEST_CASE("cuda rows: rows of 2 GiB are numbered in 64 bits") {
+TEST_CASE("cuda rows: rows of 2 GiB are indexed with 64 bits") {
   for (const int64_t n : {(int64_t{1} << 28) - 1, int64_t{1} << 28}) {
     program::Space space{.ndim = 2, .size = {2, n}};
     program::Window x{.dtype = kFloat64, .loaded = true, .stride = {n, 1}};
@@ -305,7 +305,7 @@ TEST_CASE("cuda rows: infinities and NaN as on the CPU") {
     check_norms(x, g, ones({n}), ones({n}));
     const Tensor ids = full({7}, n - 1);
     for (double smoothing : {0.0, 0.1}) check_cross_entropy(x, ids, -100, smoothing);
-    // All that is not finite is ignored, then everything.
+    // First all rows whose loss is not finite are ignored, then every row.
     check_cross_entropy(x, tensor({-1l, n - 1, n - 1, -1l, -1l, -1l, 0l}), -1, 0.0);
     check_cross_entropy(x, full({7}, -1), -1, 0.1);
   }

@@ -1,5 +1,4 @@
-// Long runs on a device: graph mode goes on like eager mode, to the last bit, and takes no more
-// memory.
+// Long runs on a device: graph mode equals eager mode to the last bit, and memory does not grow.
 #include "brrr.h"
 #include "tests/cuda_cases.h"
 #include "tests/emulator_calls.h"
@@ -98,6 +97,6 @@ TEST_CASE("cuda step: a thousand steps take no more memory than ten") {
   const MemoryStats after = memory_stats();
   CHECK(after.live == before.live);
   CHECK(after.reserved == before.reserved);
-  CHECK(after.peak <= before.live + 1024);  // A loss that is held while the next one is made.
+  CHECK(after.peak <= before.live + 1024);  // A loss is held while the next one is made.
   CHECK(step.stats().fallbacks == 0);
 }

@@ -26,7 +26,7 @@ using namespace brrr::cuda;
 
 namespace {
 
-// Bytes whose every eighth tells where it is.
+// Bytes that depend on their position.
 std::vector<char> pattern(size_t n, int salt) {
   std::vector<char> v(n);
   for (size_t i = 0; i < n; ++i) v[i] = static_cast<char>((i * 31 + i / 251) * 7 + salt);
@@ -43,7 +43,7 @@ struct Memory {
   void* p = nullptr;
 };
 
-// What opening the device says in a process of its own.
+// The output of a child process that opens the device.
 std::string opened_with(const std::string& module) {
   const Env own("BRRR_CUDA_MODULE", module.c_str());
   const std::string self = fs::read_symlink("/proc/self/exe");
@@ -52,7 +52,7 @@ std::string opened_with(const std::string& module) {
 
 }  // namespace
 
-TEST_CASE("cuda: copies of any size through the ring, late ones too") {
+TEST_CASE("cuda: copies of any size through the staging ring, on a lazy device too") {
   if (!have_device()) return;
   for (const char* lazy : {"0", "1"}) {
     const EmulatorSetting late("BRRR_EMULATOR_LAZY", lazy);
@@ -63,11 +63,11 @@ TEST_CASE("cuda: copies of any size through the ring, late ones too") {
       const std::vector<char> want = pattern(n, 3);
       std::vector<char> from = want, to(n, 'x');
       cuda::to_device(memory.p, from.data(), n);
-      std::fill(from.begin(), from.end(), 'y');  // Its bytes have left.
+      std::fill(from.begin(), from.end(), 'y');  // Its bytes have been staged.
       cuda::to_host(to.data(), memory.p, n);
       CHECK(to == want);
     }
-    // Many small ones: each slot is waited for before it is filled again.
+    // Many small copies: each slot is waited for before it is filled again.
     const Memory memory(64 * 1000);
     for (int i = 0; i < 1000; ++i) {
       const auto piece = pattern(64, i);
@@ -84,26 +84,26 @@ TEST_CASE("cuda: copies of any size through the ring, late ones too") {
   }
 }
 
-TEST_CASE("cuda: what kernels noted is told once, by the read that waits for it") {
+TEST_CASE("cuda: a fault recorded by kernels is raised once, by the read that waits for it") {
   if (!have_device()) return;
   const Memory memory(64);
   char byte = 1;
   cuda::to_host(&byte, memory.p, 1);
   Fault fault;
-  cuda::to_host(&fault, device_fault(), sizeof fault);  // Its serial number.
+  cuda::to_host(&fault, device_fault(), sizeof fault);  // For its serial number.
   fault.set = 1;
   fault.op = registry()[3]->index;
   fault.value = 12;
   fault.limit = 7;
   cuda::to_device(device_fault(), &fault, sizeof fault);
-  cuda::to_device(memory.p, &byte, 1);  // Writing goes on.
+  cuda::to_device(memory.p, &byte, 1);  // Writes do not raise.
   const std::string said = error_of([&] { cuda::to_host(&byte, memory.p, 1); });
   CHECK_MESSAGE(said.find(std::string(registry()[3]->name) + ": index 12 is out of range") == 0,
                 said);
   CHECK(error_of([&] { cuda::to_host(&byte, memory.p, 1); }).empty());
 }
 
-TEST_CASE("cuda: what came after the fault that is told of is told of next, and then nothing") {
+TEST_CASE("cuda: a fault recorded after the one that is raised is raised next, and then none") {
   if (!have_device()) return;
   const Memory memory(64);
   Fault fault;
@@ -133,7 +133,7 @@ TEST_CASE("cuda: without pinned memory a result is not copied early") {
   poor = *device().driver;
   const Held replaced(device().driver, static_cast<const Driver*>(&poor));
   const Memory memory(64);
-  std::vector<HostCopy*> some{device_queue::copy_out(memory.p, 64)};  // There is memory, for a few.
+  std::vector<HostCopy*> some{device_queue::copy_out(memory.p, 64)};  // There is memory for a few.
   CHECK(some[0]);
   poor.allocate_pinned = [](void**, size_t) -> Failure { return "out of memory"; };
   for (int i = 0; i < 5000 && some.back(); ++i)
@@ -144,7 +144,7 @@ TEST_CASE("cuda: without pinned memory a result is not copied early") {
   cuda::synchronize();
 }
 
-TEST_CASE("cuda: of thousands of results that are held the last are not copied early") {
+TEST_CASE("cuda: of thousands of results that are held, the last are not copied early") {
   if (!have_device()) return;
   const Memory memory(64);
   std::vector<HostCopy*> all;
@@ -155,7 +155,7 @@ TEST_CASE("cuda: of thousands of results that are held the last are not copied e
   cuda::synchronize();
 }
 
-TEST_CASE("cuda: code that a full disk does not take runs all the same") {
+TEST_CASE("cuda: code that cannot be cached because the disk is full still runs") {
   const TempCache cache;
   Driver compiler{};
   compiler.compile = [](const char*, const char*, int, int, const char** image,
@@ -180,7 +180,7 @@ TEST_CASE("cuda: code that a full disk does not take runs all the same") {
   CHECK(bytes == 100000);
 }
 
-TEST_CASE("cuda: code in the cache is of one text, compiler and architecture") {
+TEST_CASE("cuda: the code cache is keyed by text, compiler and architecture") {
   const TempCache cache;
   static int version, compiled;
   version = 1, compiled = 0;
@@ -205,10 +205,10 @@ TEST_CASE("cuda: code in the cache is of one text, compiler and architecture") {
   CHECK(compiles("a", 8, 0));
 }
 
-TEST_CASE("cuda: only reading waits") {
+TEST_CASE("cuda: only reads wait for the device") {
   if (!have_device()) return;
   const Tensor x = on_gpu(sampled({100, 30}, kFloat32));
-  x.exp();  // Kernels are there.
+  x.exp();  // Builds the kernels.
   x.sum({0});
   const auto before = device().waits.load();
   for (int i = 0; i < 10; ++i) {
@@ -221,10 +221,10 @@ TEST_CASE("cuda: only reading waits") {
   CHECK(device().waits.load() == before);
   x.sum().item<float>();
   CHECK(device().waits.load() == before + 1);
-  CHECK(device_link::waited_s() == 0);  // No longer.
+  CHECK(device_link::waited_s() == 0);  // The wait is over.
 }
 
-TEST_CASE("cuda: a number and what went wrong come to the host as one copy") {
+TEST_CASE("cuda: a scalar and the fault record reach the host in one copy") {
   if (!have_device() || !counters()) return;
   const Tensor loss = on_gpu(sampled({1000}, kFloat32)).sum(), many = on_gpu(ones({5000}));
   auto step = brrr::step([](const Tensor& x) { return x * 2.0; });
@@ -239,10 +239,10 @@ TEST_CASE("cuda: a number and what went wrong come to the host as one copy") {
   counted(loss, 1, 1);
   counted(many.slice(0, 0, 1024), 1, 1);
   counted(many, 2, 1);
-  counted(step(loss), 0, 1);  // On its way since the replay.
+  counted(step(loss), 0, 1);  // Copied since the replay.
 }
 
-TEST_CASE("cuda: the numbers that divide by a dim's size are exact below 2^31") {
+TEST_CASE("cuda: the multipliers that divide by a dim's size are exact below 2^31") {
   constexpr int64_t kEnd = int64_t{1} << 31;
   std::vector<int64_t> sizes = {1, 2, 3, 5, 7, 641, 65535, 65536, 65537, 6700417, kEnd - 1, kEnd};
   for (int bit = 2; bit < 31; ++bit) {
@@ -265,7 +265,7 @@ TEST_CASE("cuda: the numbers that divide by a dim's size are exact below 2^31") 
   }
 }
 
-TEST_CASE("cuda: a grid that CUDA has not is refused by name") {
+TEST_CASE("cuda: a grid beyond CUDA's limits is refused with the kernel's name") {
   if (!have_device()) return;
   const Grid grid{1, 70000, 1};
   const std::string said =
@@ -273,7 +273,7 @@ TEST_CASE("cuda: a grid that CUDA has not is refused by name") {
   CHECK_MESSAGE(contains(said, "wide needs a grid of 1 x 70000 x 1 blocks"), said);
 }
 
-TEST_CASE("cuda: a column of more blocks than a grid is high") {
+TEST_CASE("cuda: a column of more blocks than the height of a grid") {
   if (!have_device()) return;
   const int64_t rows = 65536 * 256 + 5;  // In blocks of 256.
   const Tensor x = ones({rows, 2}, kUInt8, kCUDA);
@@ -285,7 +285,7 @@ TEST_CASE("cuda: (child) opens the device" * doctest::skip()) {
   std::printf("<%s>\n", why.c_str());
 }
 
-TEST_CASE("pitfall B8: what is no module, or one of another build, is refused in words") {
+TEST_CASE("pitfall B8: a file that is no module, or of another build, is refused with a message") {
   if (!have_device()) return;
   const brrr::bench::TemporaryFolder temporary;
   const std::string folder = temporary.path.string();
@@ -305,7 +305,7 @@ TEST_CASE("pitfall B8: what is no module, or one of another build, is refused in
   CHECK_MESSAGE(contains(said, "<cuda: " + old + " is of another build (interface -1, wanted"),
                 said);
   said = opened_with(module("other", "int nothing;\n"));
-  CHECK_MESSAGE(contains(said, "is no module of brrr"), said);
+  CHECK_MESSAGE(contains(said, "is not a brrr module"), said);
   if (const char* module = std::getenv("BRRR_CUDA_MODULE"); module && counters()) {
     const Env older("BRRR_EMULATOR_CAPABILITY", "75");
     said = opened_with(module);

@@ -10,12 +10,12 @@ using namespace brrr::test;
 
 namespace {
 
-// What a run leaves behind.
-struct Story {
+// The results of a run.
+struct Outcome {
   Tensors values;
   StepStats stats;
 };
-void check_equal(const Story& a, const Story& b) {
+void check_equal(const Outcome& a, const Outcome& b) {
   REQUIRE(a.values.size() == b.values.size());
   for (size_t i = 0; i < a.values.size(); ++i) {
     const std::string d = difference(on_cpu(a.values[i]), on_cpu(b.values[i]));
@@ -29,7 +29,7 @@ struct Recipe {
   int steps = 12;
 };
 
-Story train_mlp(const StepOptions& options, const Recipe& r) {
+Outcome train_mlp(const StepOptions& options, const Recipe& r) {
   manual_seed(7);
   models::MLP model({.sizes = {12, 32, 6}, .activation = "gelu"});
   if (r.bfloat16) model.to(kBFloat16);
@@ -50,12 +50,12 @@ Story train_mlp(const StepOptions& options, const Recipe& r) {
         return loss;
       },
       options);
-  Story s;
+  Outcome s;
   for (int i = 0; i < r.steps; ++i) {
     const Tensor x = randn({5, 12}, kCUDA).to(r.bfloat16 ? kBFloat16 : kFloat32);
     const Tensor y = randint(0, 6, {5}, kCUDA);
     if (r.schedule && adamw) adamw->set_lr(1e-2 / (1 + i));
-    s.values.push_back(step(x, y));  // All are held: none may change.
+    s.values.push_back(step(x, y));  // All are held, and none may change.
   }
   for (const Tensor& p : model.parameters()) {
     s.values.push_back(p.detach());
@@ -66,8 +66,8 @@ Story train_mlp(const StepOptions& options, const Recipe& r) {
 }
 
 void same_in_both_modes(const Recipe& r) {
-  const Story eager = train_mlp({.mode = Mode::Eager}, r);
-  const Story graph = train_mlp({.require_graph = true}, r);
+  const Outcome eager = train_mlp({.mode = Mode::Eager}, r);
+  const Outcome graph = train_mlp({.require_graph = true}, r);
   check_equal(graph, eager);
   check_equal(train_mlp({.require_graph = true, .fuse = false}, r), eager);
   CHECK(graph.stats.recordings == 1);
@@ -103,7 +103,7 @@ TEST_CASE("cuda step: a GPT trains to the same bits in both modes") {
           return loss;
         },
         mode);
-    Story s;
+    Outcome s;
     for (int i = 0; i < 5; ++i) {
       const Tensor x = randint(0, 11, {2, 8}, kCUDA);
       s.values.push_back(step(x, randint(0, 11, {2, 8}, kCUDA)));
@@ -112,7 +112,7 @@ TEST_CASE("cuda step: a GPT trains to the same bits in both modes") {
     s.stats = step.stats();
     return s;
   };
-  const Story graph = run(Mode::Graph);
+  const Outcome graph = run(Mode::Graph);
   check_equal(graph, run(Mode::Eager));
   CHECK_MESSAGE(graph.stats.fallbacks == 0, graph.stats.last_fallback);
   CHECK(graph.stats.launches_per_replay == 1);
@@ -147,7 +147,7 @@ TEST_CASE("cuda step: pitfalls A4, A22: inputs that move, slices of a data set")
   CHECK_MESSAGE(contains(why, "expected float32[4] on cpu, found float32[4] on cuda:0"), why);
 }
 
-TEST_CASE("cuda step: pitfalls A6, A7: results stay, and may come back as inputs") {
+TEST_CASE("cuda step: pitfalls A6, A7: results stay valid, and may be passed as inputs") {
   if (!have_device()) return;
   auto body = [](const Tensor& x) { return x * 1.5 + 1.0; };
   auto step = brrr::step(body, StepOptions{.require_graph = true});
@@ -161,7 +161,7 @@ TEST_CASE("cuda step: pitfalls A6, A7: results stay, and may come back as inputs
   }
   Tensor again = ones({33});
   for (const Tensor& t : held) check_same(on_cpu(t), again = body(again));
-  // An address that the user has stays good.
+  // An address that the user has taken stays valid.
   const Tensor last = step(x);
   const void* address = last.data_ptr();
   step(last);
@@ -185,14 +185,14 @@ TEST_CASE("cuda step: pitfall A10: gradients that are accumulated") {
           return loss;
         },
         mode);
-    Story s;
+    Outcome s;
     for (; k < 20; ++k) s.values.push_back(step(randn({3, 4}, kCUDA)));
     s.values.push_back(w.detach());
     s.values.push_back(w.grad());
     s.stats = step.stats();
     return s;
   };
-  const Story graph = run(Mode::Graph);
+  const Outcome graph = run(Mode::Graph);
   check_equal(graph, run(Mode::Eager));
   CHECK(graph.stats.recordings <= 4);
 }
@@ -227,7 +227,7 @@ TEST_CASE("cuda step: pitfall A25: frozen") {
           return loss;
         },
         freeze ? Mode::Graph : Mode::Eager);
-    Story s;
+    Outcome s;
     for (int i = 0; i < 10; ++i) {
       if (i == 3 && freeze) step.freeze();
       opt.set_lr(1e-2 / (i + 1));
@@ -242,13 +242,13 @@ TEST_CASE("cuda step: pitfall A25: frozen") {
 TEST_CASE("cuda step: pitfall E5: verify_every") {
   if (!have_device()) return;
   Recipe r;
-  const Story eager = train_mlp({.mode = Mode::Eager}, r);
-  const Story graph = train_mlp({.verify_every = 2}, r);
+  const Outcome eager = train_mlp({.mode = Mode::Eager}, r);
+  const Outcome graph = train_mlp({.verify_every = 2}, r);
   check_equal(graph, eager);
   CHECK(graph.stats.verified == 5);
 }
 
-TEST_CASE("cuda step: pitfalls B2, D4, D10: one launch, nothing allocated, nobody waits") {
+TEST_CASE("cuda step: pitfalls B2, D4, D10: one launch, no allocation, no wait") {
   if (!have_device() || !counters()) return;
   models::MLP model({.sizes = {12, 32, 6}, .activation = "relu"});
   model.to(kCUDA);
@@ -270,7 +270,7 @@ TEST_CASE("cuda step: pitfalls B2, D4, D10: one launch, nothing allocated, nobod
   CHECK(after.allocations == before.allocations);
   CHECK(after.waits == before.waits);
   CHECK(after.graphs == before.graphs);
-  // The control block; the loss to where what went wrong is noted, and both to the host.
+  // The control block; the loss to the memory next to the fault record, and both to the host.
   CHECK(after.copies - before.copies == 30);
   CHECK(after.copies_to_host - before.copies_to_host == 10);
 }
@@ -279,13 +279,13 @@ TEST_CASE("cuda step: pitfall B5: a capture that fails at any node leaves nothin
   const auto fail_at = emulated<void(int)>("brrr_emulator_fail");
   if (!have_device() || !fail_at) return;
   const Recipe r{.steps = 6};
-  const Story eager = train_mlp({.mode = Mode::Eager}, r);
+  const Outcome eager = train_mlp({.mode = Mode::Eager}, r);
   const size_t live = memory_stats().live;
   const auto graphs = counters()->graphs;
   int failures = 0;
   for (int node = 1; node < 200; ++node) {
     fail_at(node);
-    const Story graph = train_mlp({}, r);
+    const Outcome graph = train_mlp({}, r);
     fail_at(0);
     check_equal(graph, eager);
     CHECK(counters()->graphs == graphs);
@@ -326,7 +326,7 @@ TEST_CASE("cuda step: pitfall E10: a loss that is read late has not changed") {
       CHECK(losses[late].item<float>() == body(inputs[late]).item<float>());
     }
   }
-  losses[9].add_(1.0);  // What was copied early is not what it holds now.
+  losses[9].add_(1.0);  // The early copy is out of date now.
   CHECK(losses[9].item<float>() == (body(inputs[9]) + 1.0).item<float>());
 }
 
@@ -341,7 +341,7 @@ TEST_CASE("cuda step: an index out of range is raised by the next read") {
   CHECK(step(good).item<float>() == embedding(table, good).sum().item<float>());
 }
 
-TEST_CASE("cuda step: a fault is told of once, and hides neither later ones nor good results") {
+TEST_CASE("cuda step: a fault is raised once, and hides neither later ones nor good results") {
   if (!have_device()) return;
   const Tensor table = randn({5, 3}, kCUDA);
   auto step = brrr::step([&](const Tensor& ids) { return embedding(table, ids).sum(); });

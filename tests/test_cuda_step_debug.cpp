@@ -1,4 +1,4 @@
-// Steps on a GPU that go wrong or are looked into: faults and failures by name, the choice of
+// Steps on a GPU that fail or are inspected: the names of faults and failures, the choice of
 // Mode::Auto, the debug walk.
 #include <chrono>
 #include <cmath>
@@ -53,7 +53,7 @@ TEST_CASE("cuda step: a fault in a replay names the op and the module") {
   CHECK_MESSAGE(contains(replayed, "(found by the device after the call, in a replay: net.wte)"),
                 replayed);
   CHECK(step(good_ids()).item<float>() == root.net(good_ids()).sum().item<float>());
-  // What runs eagerly does not say so; what has no module names none.
+  // An eager fault does not mention a replay; an op outside of modules names no module.
   const Tensor eager = root.net(bad_ids()).sum();
   CHECK(contains(error_of([&] { eager.item<float>(); }), "by the device after the call)"));
   const Tensor table = root.net.wte.weight.detach();
@@ -65,7 +65,7 @@ TEST_CASE("cuda step: a fault in a replay names the op and the module") {
 
 TEST_CASE("cuda step: BRRR_SYNC_AFTER_REPLAY: the step with the fault raises it") {
   if (!have_device()) return;
-  const Env settle("BRRR_SYNC_AFTER_REPLAY", "1");
+  const Env sync("BRRR_SYNC_AFTER_REPLAY", "1");
   Root root;
   auto step = brrr::step([&](const Tensor& ids) { return root.net(ids).sum(); });
   for (int i = 0; i < 3; ++i) step(good_ids());
@@ -87,7 +87,7 @@ TEST_CASE("cuda step: a capture that fails says at which op") {
   for (int node = 2; node < 6; ++node) {
     auto step = brrr::step([&](const Tensor& ids) { return root.net(ids).sum(); });
     step(good_ids());
-    fail_at(node);  // The first is the capture's beginning.
+    fail_at(node);  // The first call begins the capture.
     check_same(on_cpu(step(good_ids())), on_cpu(expected));
     fail_at(0);
     said += step.explain();
@@ -127,9 +127,9 @@ TEST_CASE("cuda step: pitfall D11: Mode::Auto times both on the device and says 
       // The queue is drained before and after each of the 20 trials, and never again.
       if (counters()) CHECK(reads() - before >= 40);
     }
-    const auto settled = reads();
+    const auto decided = reads();
     step(randn({4, 6}), randint(0, 3, {4}, kCUDA));
-    CHECK(reads() == settled);
+    CHECK(reads() == decided);
     for (const Tensor& p : model.parameters()) values.push_back(p.detach());
     for (Tensor& t : values) t = on_cpu(t);
     return values;
@@ -176,14 +176,14 @@ TEST_CASE("cuda step: pitfall E3: check_numerics waits for the device before it 
   CHECK(counters()->waits - before == 2);  // One for each op.
 }
 
-TEST_CASE("cuda step: a tensor that is made on another device is a difference with a name") {
+TEST_CASE("cuda step: a tensor made on another device is a difference that is named") {
   if (!have_device()) return;
   Device device = kCUDA;
   auto step = brrr::step([&] { return zeros({3}, kFloat32, device); },
                          StepOptions{.on_new_entry = Policy::Error});
   step();
   device = kCPU;
-  CHECK_THROWS_WITH_AS(step(), doctest::Contains("attributes differs: op 0"), Error);
+  CHECK_THROWS_WITH_AS(step(), doctest::Contains("attributes differ: op 0"), Error);
 }
 
 TEST_CASE("cuda: a trace of kernels on both devices has them in the order in which they ran") {
@@ -217,8 +217,8 @@ TEST_CASE("cuda step: explain and dot show a step on the device") {
   for (int i = 0; i < 3; ++i) step(tensor({1, 2}));
   const std::string said = step.explain();
   for (const char* part :
-       {"captured 1 times", "nodes", "inputs copied 0", "from the host in one copy",
-        "net.wte: embedding", "net.head: linear", "host_data", "exp mul", "generated"}) {
+       {"captured 1 times", "nodes", "inputs copied 0", "uploaded a replay", "net.wte: embedding",
+        "net.head: linear", "host_data", "exp mul", "generated"}) {
     CHECK_MESSAGE(contains(said, part), part, "\n", said);
   }
   const std::string dot = step.dot();

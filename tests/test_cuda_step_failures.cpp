@@ -1,4 +1,4 @@
-// Steps on a device that fail, and what must not be lost to a replay: results, gradients, state.
+// Steps on a device that fail; results, gradients and state that a replay must not overwrite.
 #include <atomic>
 #include <condition_variable>
 #include <queue>
@@ -15,7 +15,7 @@ using namespace brrr::test;
 
 namespace {
 
-// Takes all memory of the device but `leave` bytes, as far as blocks of 64 KiB and more allow.
+// Takes all memory of the device but `leave` bytes, down to blocks of 1 KiB.
 class Hog {
  public:
   explicit Hog(int64_t leave) {
@@ -32,7 +32,7 @@ class Hog {
 
 }  // namespace
 
-TEST_CASE("cuda step: host data that a step returns is not what lives in its slot before") {
+TEST_CASE("cuda step: returned host data is not the temporary that used its slot before") {
   if (!have_device()) return;
   for (const bool add : {false, true}) {
     int call = 0;
@@ -56,7 +56,7 @@ TEST_CASE("cuda step: host data that a step returns is not what lives in its slo
   }
 }
 
-TEST_CASE("cuda step: pitfall C8: a step without memory has not happened, and does later") {
+TEST_CASE("cuda step: pitfall C8: a step that runs out of memory has no effect, and works later") {
   if (!have_device()) return;
   const EmulatorSetting small("BRRR_EMULATOR_MEMORY", std::to_string(64 << 20));
   for (int64_t leave : {0, 1 << 18, 2 << 18, 3 << 18}) {
@@ -67,7 +67,7 @@ TEST_CASE("cuda step: pitfall C8: a step without memory has not happened, and do
       (w * x.mean()).sum().backward();
       const NoGradGuard guard;
       p.add_(1.0);
-      p.add_(x.sort(0).first.mean() * 0.0 + 1.0);  // Wants scratch memory after a write.
+      p.add_(x.sort(0).first.mean() * 0.0 + 1.0);  // Needs scratch memory after a write.
       return x.sum();
     });
     const Tensor x = rand({1 << 16}, kCUDA);
@@ -85,15 +85,15 @@ TEST_CASE("cuda step: pitfall C8: a step without memory has not happened, and do
       CHECK(w.grad().is_same(before));
       check_same(on_cpu(before), value);
       step(x * 2.0);
-      check_same(on_cpu(before), value);  // Its holder keeps what it had.
+      check_same(on_cpu(before), value);  // The held tensor keeps its value.
       check_same(on_cpu(p), old_p + 2.0);
     }
     for (int i = 0; i < 20; ++i) step(x);
-    CHECK(step.stats().launches_per_replay == 1);  // It is slow for a while only.
+    CHECK(step.stats().launches_per_replay == 1);  // The fallback is temporary.
   }
 }
 
-TEST_CASE("cuda step: recordings, and steps of a model, share the memory of gradients") {
+TEST_CASE("cuda step: recordings, and steps of one model, share the memory of gradients") {
   if (!have_device()) return;
   enum Calls { One, InTurns, OneAfterTheOther };
   const auto train = [](Mode mode, Calls calls, Tensors& values) {
@@ -133,7 +133,7 @@ TEST_CASE("cuda step: recordings, and steps of a model, share the memory of grad
     CAPTURE(static_cast<int>(calls));
     Tensors eager, graph;
     const size_t a = train(Mode::Eager, calls, eager), b = train(Mode::Graph, calls, graph);
-    CHECK(b <= a + (64 << 10));  // Small results and the numbers of a replay, by entry.
+    CHECK(b <= a + (64 << 10));  // Small results and the scalars of a replay, per entry.
     check_same(graph, eager);
   }
 }
@@ -155,7 +155,7 @@ TEST_CASE("cuda step: no call needs more memory than eager mode, the first ones 
           opt.step();
           const NoGradGuard guard;
           average.mul_(0.5);
-          return loss.detach() * 2.0;  // Takes memory after all is written.
+          return loss.detach() * 2.0;  // Allocates after all writes.
         },
         mode);
     const Tensor x = randn({16, 256}, kCUDA);
@@ -182,12 +182,12 @@ TEST_CASE("cuda step: no call needs more memory than eager mode, the first ones 
     check_same(graph, eager);
     for (size_t call = 0; call < a.size(); ++call) {
       CAPTURE(call);
-      CHECK(b[call] <= a[call] + (64 << 10));  // Tables and numbers.
+      CHECK(b[call] <= a[call] + (64 << 10));  // Tables and scalars.
     }
   }
 }
 
-TEST_CASE("cuda step: an old gradient that somebody holds does not become the new one") {
+TEST_CASE("cuda step: an old gradient that is still held does not become the new one") {
   if (!have_device()) return;
   const auto run = [](Mode mode) {
     const Tensor w = ones({64}, kCUDA).set_requires_grad(true);
@@ -215,26 +215,26 @@ TEST_CASE("cuda step: an old gradient that somebody holds does not become the ne
   check_same(run(Mode::Graph), run(Mode::Eager));
 }
 
-TEST_CASE("cuda: a draw for which there is no memory is not used up") {
+TEST_CASE("cuda: a draw that runs out of memory does not advance the random stream") {
   if (!have_device()) return;
   const EmulatorSetting small("BRRR_EMULATOR_MEMORY", std::to_string(64 << 20));
   manual_seed(1);
   CHECK(error_of([] { randn({int64_t{1} << 40}, kCUDA); }).find("out of memory") == 0);
-  if (!kAddressSanitizer) {  // Which ends the process at such a size.
+  if (!kAddressSanitizer) {  // It ends the process at such a size.
     CHECK(error_of([] { rand({int64_t{1} << 40}); }).find("out of memory") == 0);
   }
   CHECK(error_of([] { randint(0, 9, {int64_t{1} << 40}, kCUDA); }).find("out of memory") == 0);
   CHECK(rng_state().draw == 0);
 }
 
-TEST_CASE("cuda step: what is written through an address is read") {
+TEST_CASE("cuda step: values written through data_ptr() are read") {
   if (!have_device()) return;
   auto step = brrr::step([](const Tensor& x) { return x * 2.0; });
   const cuda::OpenDevice& d = cuda::device();
   Tensor before;
   for (int i = 0; i < 4; ++i) {
     const Tensor r = step(full({2}, 1.0 + i, kFloat32, kCUDA));
-    if (before.defined()) {  // Moved away by now.
+    if (before.defined()) {  // Moved to other memory by now.
       CHECK(!d.driver->fill(before.data_ptr(), 0, 4, d.compute));
       CHECK(before.to_vector<float>()[0] == 0);
     }
@@ -310,19 +310,19 @@ TEST_CASE("cuda step: pitfall B5: a program that does not compile") {
 }
 
 #if !BRRR_ASAN && !BRRR_TSAN
-TEST_CASE("cuda step: pitfall B5: a capture for which the host has no memory leaves none behind") {
+TEST_CASE("cuda step: pitfall B5: a capture that runs out of host memory leaves nothing behind") {
   if (!have_device()) return;
   const Tensor x = ones({3}, kCUDA), other = ones({3}, kCUDA), want = x * 2.0;
   bool failed = true;
   for (uint64_t k = 1; failed; ++k) {
     auto step = brrr::step([](const Tensor& t) { return t * 2.0; },
                            StepOptions{.build_at_first_call = true});
-    step(x);  // Captured for it, and for others anew.
+    step(x);  // Captured for x; captured again for others.
     heap_fails_at = heap_calls + k;
     try {
       step(other);
     } catch (const std::exception&) {
-      // It may say so.
+      // The failure may be reported.
     }
     failed = heap_calls >= heap_fails_at;
     heap_fails_at = 0;
@@ -331,7 +331,7 @@ TEST_CASE("cuda step: pitfall B5: a capture for which the host has no memory lea
 }
 #endif
 
-TEST_CASE("cuda step: pitfall A25: what is to be verified does not freeze") {
+TEST_CASE("cuda step: pitfall A25: a step with verify_every does not freeze") {
   if (!have_device()) return;
   auto step = brrr::step([](const Tensor& x) { return x * 2.0; }, StepOptions{.verify_every = 2});
   for (int i = 0; i < 3; ++i) step(ones({3}, kCUDA));
@@ -370,5 +370,5 @@ TEST_CASE("cuda step: a copy that the device refuses leaves a step done or not, 
     if (!why.empty()) done += happened;
     CHECK((why.empty() || why.find("refused") != why.npos));
   }
-  CHECK(done == 1);  // The copy back.
+  CHECK(done == 1);  // Only the copy back fails after the step's work.
 }

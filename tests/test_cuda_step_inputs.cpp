@@ -1,5 +1,5 @@
-// What a step on a GPU gets from the host: data made inside it or moved to the device there, and
-// arguments written in place.
+// Host data of a step on a GPU: data made inside it or copied to the device there, and arguments
+// written in place.
 #include <functional>
 #include <limits>
 
@@ -38,7 +38,7 @@ TEST_CASE("cuda step: pitfall A21: host data made inside the function is fresh o
     const Tensor ids = tensor({{k % 9, 8}, {3, (k + 4) % 9}}).to(kCUDA);
     const Tensor v = tensor(std::vector<double>{0.1 * k, 1.0, 2.0}).to(kCUDA);
     const Tensor none = tensor(std::vector<float>{}).to(kCUDA);
-    buffer[0] = -1;  // The copies were made already.
+    buffer[0] = -1;  // After the copies.
     Tensor changed = tensor({1, 2 * k}).to(kCUDA);
     changed.add_(3);
     Tensor passing = tensor({1.5 * k, 1.0, 2.0}).to(kCUDA);
@@ -65,7 +65,7 @@ TEST_CASE("cuda step: pitfall A21: host data made inside the function is fresh o
   CHECK(contains(error_of([&] { step.freeze(); }), "host memory"));
 }
 
-TEST_CASE("cuda step: pitfall A21: a CPU tensor from before the step goes over on every call") {
+TEST_CASE("cuda step: pitfall A21: a CPU tensor from before the step is copied on every call") {
   if (!have_device()) return;
   const Tensor data = randn({40, 6});
   std::vector<float> buffer(6, 0.5f);
@@ -83,12 +83,12 @@ TEST_CASE("cuda step: pitfall A21: a CPU tensor from before the step goes over o
     held.push_back(step(x));
     expected.push_back(body(x));
   }
-  for (size_t i = 0; i < held.size(); ++i) {  // None has changed since.
+  for (size_t i = 0; i < held.size(); ++i) {  // Later calls have changed none.
     check_same(on_cpu(held[i].first), on_cpu(expected[i].first));
     check_same(on_cpu(held[i].second), on_cpu(expected[i].second));
   }
   check_replayed(step.stats());
-  // Another shape is another recording, another layout of the same shape is none.
+  // Another shape needs another recording, another layout of the same shape does not.
   step(randn({4, 6}));
   step(randn({6, 4}).t());
   CHECK(step.stats().recordings == 1);
@@ -150,7 +150,7 @@ TEST_CASE("cuda step: host data of more than one pinned slot") {
   check_replayed(step.stats());
 }
 
-TEST_CASE("cuda step: what the CPU computes inside a step is not moved") {
+TEST_CASE("cuda step: tensors computed on the CPU inside a step cannot be moved to the device") {
   if (!have_device()) return;
   Tensor w = ones({3}, kCUDA), h = ones({3});
   int how = 0;
@@ -178,7 +178,7 @@ TEST_CASE("cuda step: what the CPU computes inside a step is not moved") {
     const std::string said = error_of([&] { step(x); });
     CHECK_MESSAGE(contains(said, "to(device): float32[3] is computed on the CPU inside a"), said);
   }
-  // Nothing of those steps has happened.
+  // Those steps have had no effect.
   CHECK(h.to_vector<float>() == std::vector<float>(3, 1.f));
   CHECK(w.to_vector<float>() == std::vector<float>(3, 4.f));
   how = 0;
@@ -200,13 +200,13 @@ TEST_CASE("cuda step: a CPU tensor that requires grad is refused alike in both m
   CHECK(w.to_vector<float>() == std::vector<float>(3, 1.f));
   CHECK_MESSAGE(contains(graph, "to(device): float32[3] requires grad"), graph);
   CHECK(graph == error_of([&] { body(leaf); }));
-  // As data it goes.
+  // Detached, it can be copied.
   auto data = brrr::step([&](const Tensor& x) { return x.detach().to(kCUDA) * 2.0; }, kReplayed);
   for (int i = 0; i < 3; ++i) check_same(on_cpu(data(leaf)), leaf.detach() * 2.0);
   check_replayed(data.stats());
 }
 
-TEST_CASE("cuda step: reading the device inside a step is refused, computing on both goes slowly") {
+TEST_CASE("cuda step: reading the device inside a step is refused, computing on both falls back") {
   if (!have_device()) return;
   auto reads = brrr::step([](const Tensor& x) { return x.to(kCPU); });
   CHECK(contains(error_of([&] { reads(ones({3}, kCUDA)); }), "cannot be read inside"));
@@ -220,7 +220,7 @@ TEST_CASE("cuda step: reading the device inside a step is refused, computing on 
   }
   CHECK(both.stats().fallbacks == 2);
   CHECK(contains(both.stats().last_fallback, "on the CPU and on a GPU"));
-  // What has no effect is no work on the CPU.
+  // A CPU result that is not used does not count as work on the CPU.
   const Tensor here = randn({3});
   auto idle = brrr::step(
       [&](const Tensor& x) {
@@ -265,7 +265,7 @@ TEST_CASE("cuda step: pitfall D6: one copy brings the control block and all host
   CHECK(after.allocations == before.allocations);
   CHECK(after.waits == before.waits);
   CHECK(after.graphs == before.graphs);
-  // The upload; the loss to where what went wrong is noted, and both to the host.
+  // The upload; the loss to the memory next to the fault record, and both to the host.
   CHECK(after.copies - before.copies == 30);
   CHECK(after.copies_to_host - before.copies_to_host == 10);
   check_replayed(step.stats());
@@ -291,7 +291,7 @@ TEST_CASE("cuda step: pitfall D6: step.input on the device is what the captured 
   check_replayed(step.stats());
   CHECK_MESSAGE(contains(step.explain(), "inputs copied 0"), step.explain());
   CHECK_MESSAGE(contains(step.explain(), "captured 1 times"), step.explain());
-  // An argument from elsewhere works, and is what has to be copied.
+  // An argument that is not an input works, and has to be copied.
   check_same(on_cpu(step(randn({4, 6}, kCUDA) * 0.0, y)), on_cpu(body(zeros({4, 6}, kCUDA), y)));
   CHECK(contains(step.explain(), "inputs copied 1"));
 }
@@ -308,7 +308,7 @@ TEST_CASE("cuda step: pitfall D6: a steady step with an input copies nothing on 
   const emulator::Counters before = *counters();
   for (int i = 0; i < 10; ++i) step(x);
   const emulator::Counters after = *counters();
-  CHECK(after.copies - before.copies == 20);  // The sum: see above.
+  CHECK(after.copies - before.copies == 20);  // Of the sum, as above.
   CHECK(after.copies_to_host - before.copies_to_host == 10);
   for (int i = 0; i < 10; ++i) {
     x.copy_(batch);
@@ -332,7 +332,7 @@ TEST_CASE("cuda step: pitfall D6: step.input says what is wrong") {
   step(ones({2}, kCUDA));
   CHECK(
       contains(said(1, {2}, kCUDA), "argument 1 does not exist: the step has been called with 1"));
-  // What does not fit is refused by who writes it.
+  // A value that does not fit is refused by the write.
   Tensor x = step.input(0, {2, 3}, kFloat32, kCUDA);
   CHECK(contains(error_of([&] { x.copy_(ones({2, 4})); }), "copy"));
   x.copy_(ones({3}, kFloat64));  // Broadcast and converted, as everywhere.
@@ -360,7 +360,7 @@ TEST_CASE("cuda: copy_ between devices") {
   CHECK(gpu.version() == version + 1);
 }
 
-TEST_CASE("cuda step: a frozen one computes where its argument is") {
+TEST_CASE("cuda step: a frozen step computes on its argument's device") {
   if (!have_device()) return;
   const auto frozen_for = [](Device device) {
     auto s = brrr::step([](const Tensor& x) { return x * 2.0; }, {.build_at_first_call = true});

@@ -1,4 +1,4 @@
-// The cases of library_cases.h as steps on the device: replays beside eager runs, to the last bit.
+// The cases of library_cases.h as steps on the device: replays equal eager runs, to the last bit.
 #include "brrr.h"
 #include "tests/cuda_cases.h"
 #include "tests/library_cases.h"
@@ -22,7 +22,7 @@ Tensors results_of(const Case& c, const Tensors& in) {
   return all;
 }
 
-// The kernels of eager runs, which one by one would take a compiler's start each.
+// Builds the kernels of eager runs together: one by one each would start the compiler.
 void build_at_once(const std::vector<Case>& cases) {
   KernelsNeeded needed;
   for (const Case& c : cases) results_of(c, inputs_of(c, kFloat32));
@@ -31,7 +31,7 @@ void build_at_once(const std::vector<Case>& cases) {
   build_all(all);
 }
 
-// Whether the case can be a step: some compute on the CPU what they then move.
+// Checks the case as a step; false if it cannot be one, as it moves a tensor computed on the CPU.
 bool replays_eagers_bits(const Case& c, bool fuse) {
   const Tensors in = on_gpu(inputs_of(c, kFloat32));
   auto step = brrr::step([&] { return results_of(c, in); },
@@ -69,9 +69,9 @@ TEST_CASE("cuda step: views, library ops, composites, factories and draws, eager
   }
 }
 
-// Logits of an odd number of classes and their gradient, which three products take, and a weight
-// of so many rows and its gradient, made for products alone.
-TEST_CASE("cuda step: temporaries lie where products take them, eager's bits") {
+// Logits of an odd number of classes and their gradient, which three products read, and a weight
+// with as many rows and its gradient, which only products read.
+TEST_CASE("cuda step: temporaries have a pitch that products take, eager's bits") {
   if (!have_device()) return;
   const int64_t batch = 4, length = 256, width = 520, classes = 1025;
   manual_seed(5);
@@ -99,9 +99,9 @@ TEST_CASE("cuda step: temporaries lie where products take them, eager's bits") {
   }
 }
 
-// Float32 is multiplied in 16 bytes at a time where TF32 is allowed; a slice of the logits is read
-// by somebody who does not know of rows that lie apart.
-TEST_CASE("cuda step: rows stay where they are for who would not find them elsewhere") {
+// Where TF32 is allowed, float32 products read 16 bytes at a time, so rows are padded; a reader of
+// a slice of the logits does not support that.
+TEST_CASE("cuda step: rows are not padded for readers that do not support it") {
   if (!have_device()) return;
   const bool before = allow_tf32();
   set_allow_tf32(true);
@@ -121,7 +121,7 @@ TEST_CASE("cuda step: rows stay where they are for who would not find them elsew
   set_allow_tf32(before);
 }
 
-TEST_CASE("cuda step: products keep to TF32, however their kernels are launched") {
+TEST_CASE("cuda step: products keep the recorded TF32 setting, however they are launched") {
   if (!have_device()) return;
   const bool before = allow_tf32();
   manual_seed(7);
@@ -135,7 +135,7 @@ TEST_CASE("cuda step: products keep to TF32, however their kernels are launched"
     for (const bool now : {recorded, !recorded, recorded, !recorded}) {
       set_allow_tf32(now);
       check_same(on_cpu(step()), want);
-      Profile watched;  // Kernel by kernel.
+      Profile watched;  // Runs the step kernel by kernel.
       check_same(on_cpu(step()), want);
     }
   }

@@ -1,4 +1,4 @@
-// Steps on a GPU: what is asked of the device while one is captured, and what waits in its queue.
+// Steps on a GPU: calls to the device during a capture, and the work that waits in its queue.
 #include <memory>
 
 #include "brrr.h"
@@ -10,8 +10,8 @@ using namespace brrr::test;
 
 namespace {
 
-// Nothing is there before that somebody else's step has left, but for what its first call, op by
-// op, needs: programs and products. The pool's memory is given back between the two.
+// The capture finds only what the step's own first call, op by op, has made: programs and products.
+// The pool's memory is given back between the two calls.
 template <class F> void check_capture(const F& body, const Tensors& in) {
   auto step = brrr::step(body, StepOptions{.require_graph = true});
   step(in[0], in[1]);
@@ -29,7 +29,7 @@ template <class F> void check_capture(const F& body, const Tensors& in) {
 
 }  // namespace
 
-TEST_CASE("cuda step: pitfall B2: between the begin and the end of a capture nobody allocates") {
+TEST_CASE("cuda step: pitfall B2: nothing allocates between the begin and the end of a capture") {
   if (!have_device() || !counters()) return;
   const auto training = [](models::Module& net, const auto& loss_of) {
     net.to(kCUDA);
@@ -49,7 +49,7 @@ TEST_CASE("cuda step: pitfall B2: between the begin and the end of a capture nob
   const auto gpt_loss = [&](const Tensor& x, const Tensor& y) { return gpt.loss(x, y); };
   check_capture(training(gpt, gpt_loss),
                 {randint(0, 13, {2, 8}, kCUDA), randint(0, 13, {2, 8}, kCUDA)});
-  // Sums in several launches, products that are large, kernels that take memory for themselves.
+  // Sums in several launches, large products, kernels that take scratch memory.
   check_capture(
       [](const Tensor& x, const Tensor& y) {
         return matmul(x, y).sum({0}) + x.t().matmul(x).tanh().sum() + softmax(y, 0).max({0});
@@ -57,7 +57,7 @@ TEST_CASE("cuda step: pitfall B2: between the begin and the end of a capture nob
       {randn({300, 333}, kCUDA), randn({333, 111}, kCUDA)});
 }
 
-TEST_CASE("cuda step: pitfall E10: reading a loss late leaves in the queue what came after it") {
+TEST_CASE("cuda step: pitfall E10: reading a loss late leaves later work in the queue") {
   if (!have_device() || !counters()) return;
   const Tensor w = randn({6}, kCUDA);
   auto body = [&](const Tensor& x) { return (x * w).sum(); };
@@ -70,14 +70,14 @@ TEST_CASE("cuda step: pitfall E10: reading a loss late leaves in the queue what 
   auto step = brrr::step(body);
   for (int i = 0; i < 3; ++i) step(inputs[0]);
   constexpr size_t kLate = 4;
-  const EmulatorSetting lazy("BRRR_EMULATOR_LAZY", "1");  // What nobody waits for does not run.
+  const EmulatorSetting lazy("BRRR_EMULATOR_LAZY", "1");  // Runs only work that is waited for.
   const auto waiting = [] { return counters()->waiting; };
   const auto launches = counters()->graph_launches;
   unsigned long of_a_step = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto before = waiting();
     losses.push_back(step(inputs[i]));
-    if (i <= 1) of_a_step = waiting() - before;  // From the second on the one before is held.
+    if (i <= 1) of_a_step = waiting() - before;  // From i = 1 on a loss is held.
     CHECK(waiting() - before == of_a_step);
     if (i < kLate) continue;
     CHECK(losses[i - kLate].item<float>() == expected[i - kLate]);

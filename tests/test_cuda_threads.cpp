@@ -21,7 +21,7 @@ using namespace brrr::test;
 
 namespace {
 
-// A thread that makes tensors on the device, copies them both ways and runs kernels, until it goes.
+// A thread that makes tensors on the device, copies them both ways and runs kernels until finish().
 class Busy {
  public:
   explicit Busy(int seed)
@@ -36,7 +36,7 @@ class Busy {
             ++rounds_;
           }
         }) {}
-  // Rounds that gave something else than they should have.
+  // The number of rounds with wrong results.
   int finish() {
     while (rounds_ < 3) std::this_thread::yield();
     stop_ = true;
@@ -56,7 +56,7 @@ TEST_CASE("cuda step: pitfall B3: a hundred captures while other threads use the
   if (!have_device()) return;
   const Tensor w = randn({8, 8}, kCUDA);
   auto body = [&](const Tensor& x) { return (x.matmul(w) * 0.5).tanh().sum(); };
-  body(randn({2, 8}, kCUDA));  // Its kernels are there before anybody is in a hurry.
+  body(randn({2, 8}, kCUDA));  // Builds the kernels first.
   Busy first(1), second(2);
   for (int i = 0; i < 100; ++i) {
     auto step = brrr::step(
@@ -70,7 +70,7 @@ TEST_CASE("cuda step: pitfall B3: a hundred captures while other threads use the
   CHECK(second.finish() == 0);
 }
 
-TEST_CASE("cuda step: who compiles its kernels leaves signals to the user's threads") {
+TEST_CASE("cuda step: threads that compile kernels leave signals to the user's threads") {
   if (!have_device() || kThreadSanitizer) return;
   // Where there is a GPU, its driver and compiler may start threads themselves.
   if (std::string(cuda::device().driver->name) != "emulator") return;
@@ -86,7 +86,7 @@ TEST_CASE("cuda step: who compiles its kernels leaves signals to the user's thre
     while (!built);
   });
   look.reset();
-  auto step = brrr::step(  // Kernels that do not join, so that there is a thread for one.
+  auto step = brrr::step(  // Kernels that do not fuse, so that one is compiled by another thread.
       [](const Tensor& t, const Tensor& u, const Tensor& v) {
         return std::tuple(softmax(t, 1), (u * 2.0).exp(), v.sum({0}) + 1.0);
       },
@@ -116,7 +116,7 @@ TEST_CASE("cuda step: two threads, a step each and one arena") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("cuda step: other threads let go of what it makes") {
+TEST_CASE("cuda step: other threads release tensors that it made") {
   if (!have_device()) return;
   const size_t held = memory_stats(kCUDA).live;
   {
@@ -138,8 +138,7 @@ TEST_CASE("cuda step: other threads let go of what it makes") {
 
 TEST_CASE("pitfall B4: nothing is queued on the legacy stream") {
   if (!have_device()) return;
-  // That stream is the null pointer: the boundary takes no work for it, so none has ever reached
-  // it.
+  // The legacy stream is the null pointer, for which the driver boundary takes no work.
   const cuda::Driver& d = *cuda::device().driver;
   char byte = 0;
   const Tensor there = zeros({4}, kCUDA);
@@ -150,7 +149,7 @@ TEST_CASE("pitfall B4: nothing is queued on the legacy stream") {
   check_same(on_cpu(there), zeros({4}));
 }
 
-TEST_CASE("cuda: a replay does not write between the windows of an argument that has moved") {
+TEST_CASE("cuda: a replay does not write between the elements of an argument that has moved") {
   if (!have_device()) return;
   constexpr int kCalls = 3000;
   const Tensor a = zeros({4, 2}, kCUDA), b = zeros({4, 2}, kCUDA);

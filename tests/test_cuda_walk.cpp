@@ -1,5 +1,5 @@
-// How pointwise kernels walk: which accesses a layout gets, values in layouts that meet every way,
-// and the machine's own words for it in PTX.
+// How pointwise kernels walk: the access chosen for each layout, values in layouts that use every
+// kind of access, and the instructions in PTX.
 
 #include "ops/pointwise_ops.h"
 #include "graph/step.h"
@@ -29,7 +29,7 @@ Tensor of(const IntList& sizes, DType t = kFloat32) {
   return sampled(sizes, t, -2, 2, static_cast<uint64_t>(sizes[0]));
 }
 
-// Calls that have the operands x (any layout) and y of its shape, or broadcast to it.
+// Calls with the operands x (any layout) and y of its shape, or broadcast to it.
 void check_on_device(const Tensor& x, const Tensor& y) {
   const Tensor dx = on_gpu(x), dy = on_gpu(y);
   CHECK(device_difference(dx + dy, x + y) == "");
@@ -67,12 +67,12 @@ TEST_CASE("cuda walk: rows that are dense are moved 16 bytes at a time") {
   f = call_of([&] { x.slice(1, 4, 24) * x.slice(1, 8, 28); });
   CHECK(f.walk.vector == 4);
   CHECK(reaches(f) == std::vector<int>{W::Dense, W::Row, W::Row});
-  // 8 bytes where that is all that the addresses allow; one by one where nothing is.
+  // 8 bytes where the addresses are aligned to no more; one by one where they are not even to that.
   f = call_of([&] { x.slice(1, 2, 22) * x.slice(1, 6, 26); });
   CHECK(f.walk.vector == 2);
   f = call_of([&] { x.slice(1, 1, 20) * x.slice(1, 2, 21); });
   CHECK(f.walk.vector == 1);
-  // A row is no whole number of groups: the dense operands still are.
+  // A row is not a whole number of vectors, but the dense operands are.
   f = call_of([&] { of({20, 13}) + of({13}); });
   CHECK(f.walk.vector == 4);
   CHECK(!f.walk.in_rows);
@@ -81,14 +81,14 @@ TEST_CASE("cuda walk: rows that are dense are moved 16 bytes at a time") {
   CHECK(f.walk.vector == 8);
 }
 
-TEST_CASE("cuda walk: what is dense along another dim is read by tiles") {
+TEST_CASE("cuda walk: operands that are dense along another dim are read by tiles") {
   const Tensor x = of({40, 24}), y = of({24, 40});
   auto f = call_of([&] { x.t().contiguous(); });
   CHECK(f.walk.turned == 0);
   CHECK(reaches(f) == std::vector<int>{W::Strided, W::Turned});
   f = call_of([&] { x.t() + y; });
   CHECK(reaches(f) == std::vector<int>{W::Strided, W::Turned, W::Strided});
-  f = call_of([&] { y.t().add_(x); });  // What is written lies as it lies.
+  f = call_of([&] { y.t().add_(x); });  // The output decides the order.
   CHECK(reaches(f) == std::vector<int>{W::Strided, W::Strided, W::Turned});
   f = call_of([&] { of({3, 40, 24}).permute({2, 0, 1}).contiguous(); });
   CHECK(f.walk.turned == 0);
@@ -161,8 +161,8 @@ TEST_CASE("cuda walk: a step writes through a transposed view") {
   }
 }
 
-// The dense operands go four by four although one of the others lies off: 32 bytes of the last one.
-TEST_CASE("cuda walk: rows of wide elements beside dense narrow ones") {
+// Dense operands are read four at a time although one is misaligned and one needs 32 bytes.
+TEST_CASE("cuda walk: rows of wide elements together with dense narrow ones") {
   if (!have_device()) return;
   const Tensor a = of({6, 16}), b = of({6, 16}), off = of({6, 17}), wide = of({6, 20}, kInt64);
   const auto sum = [](const Tensor& a, const Tensor& b, const Tensor& off, const Tensor& wide) {
@@ -192,7 +192,7 @@ TEST_CASE("cuda walk: PTX moves vectors, and reads before it writes") {
   check(call_of([&] { half + half.select(0, 3); }), "ld.global.v4.u32", 2, "st.global.v4.u32");
   check(call_of([&] { x.to(kFloat64) + 1.0; }), "ld.global.v2.f64", 2, "st.global.v2.f64");
   check(call_of([&] { odd + odd.select(0, 3); }), "ld.global.v4.f32", 1, "st.global.v4.f32");
-  // Four elements of each of two operands are under way at once.
+  // Four elements of each of two operands are in flight at once.
   check(call_of([&] { odd.slice(1, 0, 47) + odd.slice(1, 2, 49); }), "ld.global.f32", 8,
         "st.global.f32");
   const auto tiled = call_of([&] { x.t() + of({48, 64}); });

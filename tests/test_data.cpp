@@ -76,7 +76,7 @@ TEST_CASE("IDX: a directory with MNIST's files") {
   CHECK(set.labels.to_vector<int64_t>() == std::vector<int64_t>{3, 1, 4, 1, 5});
   CHECK(set.classes == 10);
   CHECK_THROWS_AS(data::read_idx_dataset(dir.path.string(), false), Error);
-  // The other spelling counts, too, beside a folder or a packed file of the first.
+  // The other spelling is accepted too, next to a folder or a packed file of the first.
   for (const char* const end : {"images%idx3-ubyte", "labels%idx1-ubyte"}) {
     std::string dash = std::string("train-") + end, dot = dash;
     std::ranges::replace(dash, '%', '-');
@@ -148,17 +148,17 @@ TEST_CASE("loader: every example once an epoch, in a seeded order that can be re
   }
   state["position"] = full({}, 8, kInt64);
   CHECK(refused({.batch = 4, .seed = 3}, state) == "");
-  state["epoch"] = full({}, INT64_MAX / 2, kInt64);  // With more batches than can be counted.
+  state["epoch"] = full({}, INT64_MAX / 2, kInt64);  // More batches than an int64 can count.
   CHECK(refused({.batch = 4, .seed = 3}, state).find("epoch") != std::string::npos);
   state = two.state_dict();
-  state.erase("shuffle");  // As older files.
+  state.erase("shuffle");  // As in older files.
   CHECK(refused({.batch = 4, .seed = 3}, state) == "");
   CHECK_THROWS_AS(data::Loader(set, {.batch = 11, .drop_last = true}), Error);
   const Tensor four = ones({4, 1});
   CHECK_THROWS_AS(data::Loader({four, arange(5), 10}, {.batch = 2}), Error);
   data::Loader dropping(set, {.batch = 4, .shuffle = false, .drop_last = true});
   state = dropping.state_dict();
-  state["position"] = full({}, 8, kInt64);  // Where two are left, which make no batch.
+  state["position"] = full({}, 8, kInt64);  // Two examples are left, too few for a batch.
   CHECK_THROWS_AS(dropping.load_state_dict(state), Error);
   data::Loader halves(set, {.batch = 5, .shuffle = false, .drop_last = true});
   halves.next();

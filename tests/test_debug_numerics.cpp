@@ -1,4 +1,4 @@
-// From "the loss is NaN" to what went bad: check_numerics in both modes, first_nonfinite.
+// From "the loss is NaN" to its cause: check_numerics in both modes, first_nonfinite.
 #include <cmath>
 
 #include "tests/pitfalls.h"
@@ -8,7 +8,7 @@ using namespace brrr::test;
 
 namespace {
 
-/// A log, or a root, of what a layer gives: NaN wherever that is negative, or its slope at zero.
+/// The log, or the root, of a layer's output: NaN where that is negative, or in the slope at zero.
 struct Bad : models::Module {
   models::Linear fc1{6, 8}, fc2{8, 3};
   bool bad = false, rooted = false;
@@ -52,7 +52,7 @@ TEST_CASE("pitfall E3: check_numerics names op, module and shapes in both modes"
     CHECK(contains(text, "net: log("));
     CHECK(contains(text, "float32[4, 8]"));
     CHECK(same_bits(root.net.fc1.weight, w));
-    // An operand that was bad before is not the op's fault, and named.
+    // An operand that was not finite before the step is named, and the op is not blamed.
     root.net.bad = false;
     Tensor x = randn({4, 6});
     x.select(0, 2).fill_(kInf);
@@ -97,9 +97,9 @@ TEST_CASE("check_numerics in eager mode: host reads work, and it ends with the s
   CHECK(std::isnan(recorded(bad).to_vector<float>()[0]));
 }
 
-TEST_CASE("check_numerics: a mask's infinity passes, what comes of it does not") {
+TEST_CASE("check_numerics: a mask's infinities pass, non-finite results of it do not") {
   const Tensor keep = tensor({{1.0, 0.0}, {1.0, 1.0}}) > 0.5;
-  const Tensor bias = where(keep, zeros({2, 2}), -kInf);  // From outside.
+  const Tensor bias = where(keep, zeros({2, 2}), -kInf);  // Made outside of the step.
   const Tensor x = tensor({{0.5, 2.0}, {-1.0, 3.0}});
   const auto error = [&](Mode mode, const auto& f) {
     auto s = step([&](const Tensor& a) { return f(a); },
@@ -115,14 +115,14 @@ TEST_CASE("check_numerics: a mask's infinity passes, what comes of it does not")
     CHECK(error(mode, [&](const Tensor& a) {
             return amin(where(keep, a, kInf), -1, false) + triu(full({2, 2}, -kInf), 1).exp().sum();
           }).empty());
-    // A target that the mask hides, a row that it hides altogether, an infinity of the op's own.
+    // A masked target, a fully masked row, an infinity of the op's own.
     const Tensor hidden = tensor(std::vector<int64_t>{1, 1});
     CHECK(contains(error(mode, [&](const Tensor& a) { return cross_entropy(a + bias, hidden); }),
                    "cross_entropy("));
     const std::string all = error(mode, [](const Tensor& a) { return softmax(a - kInf, -1); });
     CHECK(contains(all, "softmax("));
     CHECK(contains(all, "its operand 0, float32[2, 2], holds infinities of a mask"));
-    // Nor is a mask what has the memory that one had.
+    // A tensor that reuses a mask's memory is not a mask.
     CHECK(contains(error(mode,
                          [&](const Tensor& a) {
                            where(keep, a, -kInf);
@@ -134,7 +134,7 @@ TEST_CASE("check_numerics: a mask's infinity passes, what comes of it does not")
                            return (a + bias) / zeros({2, 2});
                          }),
                    "div("));
-    // Attention's gradient of the second order masks scores itself.
+    // Attention's second-order gradient masks scores itself.
     CHECK(error(mode, [&](const Tensor& a) {
             Tensor q = a.detach().view({1, 2, 2}).requires_grad_();
             const Tensor y = scaled_dot_product_attention(q, q, q, {.causal = true}).pow(2.0).sum();
@@ -144,7 +144,7 @@ TEST_CASE("check_numerics: a mask's infinity passes, what comes of it does not")
   }
 }
 
-TEST_CASE("check_numerics: the largest score of a query that sees no key is no result") {
+TEST_CASE("check_numerics: the largest score of a fully masked query is not a result") {
   const Tensor mask = ones({4, 4}, kBool), q = randn({1, 4, 8}).set_requires_grad();
   mask.select(0, 1).fill_(false);
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {

@@ -1,4 +1,4 @@
-// What bounds a step, and what would help.
+// diagnose(): what bounds a step, and which change would help.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
@@ -13,10 +13,10 @@ using namespace brrr;
 TEST_SUITE_BEGIN("host");
 
 TEST_CASE(
-    "diagnose: small ops are overhead; products are compute sooner than memory, and copies "
-    "memory sooner than compute") {
+    "diagnose: small ops are overhead; products are bound by compute rather than memory, and "
+    "elementwise ops by memory rather than compute") {
   NoGradGuard guard;
-  const auto ask = [](const auto& f, const Tensor& x, Mode mode) {
+  const auto diagnosis_of = [](const auto& f, const Tensor& x, Mode mode) {
     auto s = step(f, mode);
     const Diagnosis d = diagnose(s, x);
     CHECK(d.mode == mode);
@@ -25,20 +25,20 @@ TEST_CASE(
     CHECK(d.us == (mode == Mode::Eager ? d.eager_us : d.graph_us));
     CHECK(d.split.compute_us + d.split.memory_us <= d.us * 1.0001);
     CHECK(d.text.find("-bound: ") != std::string::npos);
-    CHECK(d.text.find("OpenBLAS") != std::string::npos);  // What it was compared with, and where.
+    CHECK(d.text.find("OpenBLAS") != std::string::npos);  // What it was compared with.
     CHECK(d.text.find("graph mode") != std::string::npos);
     return d;
   };
   for (Mode mode : {Mode::Eager, Mode::Graph}) {
     const auto tiny = [](const Tensor& x) { return (x + 1.0) * x - x; };
-    CHECK(ask(tiny, ones({8}), mode).split.bound() == std::string("overhead"));
+    CHECK(diagnosis_of(tiny, ones({8}), mode).split.bound() == std::string("overhead"));
     const auto stream = [](const Tensor& x) { return (x + 1.0) * x; };
-    const TimeSplit memory = ask(stream, ones({4 << 20}), mode).split;
-    // A sanitizer's checks are what its arithmetic waits for.
+    const TimeSplit memory = diagnosis_of(stream, ones({4 << 20}), mode).split;
+    // Under a sanitizer its checks dominate the arithmetic.
     if (!test::kAddressSanitizer && !test::kThreadSanitizer)
       CHECK(memory.memory_us > memory.compute_us);
     const auto product = [](const Tensor& x) { return x.matmul(x); };
-    const TimeSplit compute = ask(product, randn({512, 512}), mode).split;
+    const TimeSplit compute = diagnosis_of(product, randn({512, 512}), mode).split;
     CHECK(compute.compute_us > compute.memory_us);
   }
   auto inside = step([&](const Tensor& t) {
@@ -59,12 +59,12 @@ TEST_CASE("diagnose: a step that graph mode does not take is diagnosed without i
   const Diagnosis d = diagnose(s, ones({8}));
   CHECK(d.us > 0);
   CHECK(d.graph_us == 0);
-  CHECK(d.text.find("graph mode does not take it: ") != std::string::npos);
+  CHECK(d.text.find("graph mode cannot run it: ") != std::string::npos);
   auto throws = step([](const Tensor& x) { return x.reshape({7}); }, Mode::Eager);
   CHECK_THROWS_AS((void)diagnose(throws, ones({8})), Error);
 }
 
-TEST_CASE("diagnose: kernels far from the limits are no launches, and are named") {
+TEST_CASE("diagnose: kernels far from the limits are not taken for launches, and are named") {
   NoGradGuard guard;
   auto s = step([](const Tensor& x) { return argsort(x); }, Mode::Eager);
   const Diagnosis d = diagnose(s, randn({1 << 16}));
@@ -74,7 +74,7 @@ TEST_CASE("diagnose: kernels far from the limits are no launches, and are named"
   CHECK(d.text.find("larger batches") == std::string::npos);
 }
 
-TEST_CASE("diagnose: what the function does beside its operations is no graph's to save") {
+TEST_CASE("diagnose: time that the function spends outside of its ops is not saved by a graph") {
   NoGradGuard guard;
   auto s = step(
       [](const Tensor& x) {
@@ -86,8 +86,7 @@ TEST_CASE("diagnose: what the function does beside its operations is no graph's 
   CHECK(d.predicted_us > 900);
 }
 
-TEST_CASE(
-    "diagnose: Mode::Auto has decided before it is judged; what is frozen is not to be frozen") {
+TEST_CASE("diagnose: Mode::Auto decides before it is timed; no advice to freeze a frozen step") {
   NoGradGuard guard;
   auto automatic = step([](const Tensor& x) { return (x + 1.0) * x - x; }, Mode::Auto);
   const Tensor x = ones({1 << 16});

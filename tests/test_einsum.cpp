@@ -59,7 +59,7 @@ Tensor by_loops(const std::string& equation, const Tensors& in) {
 
 }  // namespace
 
-TEST_CASE("einsum: equals the sum that the equation says") {
+TEST_CASE("einsum: equals the sum that the equation writes down") {
   const std::map<char, int64_t> size = {{'b', 2}, {'h', 3}, {'i', 4}, {'j', 5},
                                         {'k', 3}, {'d', 2}, {'A', 2}};
   for (const char* equation : {"i->i",

@@ -31,7 +31,7 @@ KERNEL(barrier_in_loop, Vectors, 256) {
   if (threadIdx.x == 3) __syncthreads();
 }
 
-// As a template, which has its shared memory as a static variable of vague linkage.
+// A template: its shared memory is a static variable of vague linkage.
 template <class T>
 __device__ T sum_of_block(T x) {
   __shared__ T partial[256];
@@ -52,7 +52,7 @@ BLOCK_KERNEL(race, Vectors, 256) {  // block_sum without its barriers
   partial[threadIdx.x] = p.a[threadIdx.x];
   p.c[threadIdx.x] = partial[(threadIdx.x + 1) % blockDim.x];
 }
-BLOCK_KERNEL(early, Vectors, 256) {  // threads that have returned hold up nobody
+BLOCK_KERNEL(early, Vectors, 256) {  // threads that have returned are not waited for
   __shared__ float x;
   if (threadIdx.x >= 40) return;
   if (threadIdx.x == 7) x = 5;
@@ -77,7 +77,7 @@ BLOCK_KERNEL(warp_sums, Vectors, 256) {
 }
 BLOCK_KERNEL(dynamic, Vectors, 256) {
   DYNAMIC_SHARED(float, x);
-  p.c[threadIdx.x] = x[threadIdx.x];  // nobody wrote it
+  p.c[threadIdx.x] = x[threadIdx.x];  // not written before
   x[threadIdx.x + p.n] = 1;
 }
 
@@ -116,7 +116,7 @@ std::vector<float> counting(size_t n) {
 
 }  // namespace
 
-TEST_CASE("emulator: what it says of itself") {
+TEST_CASE("emulator: its properties") {
   CHECK(driver().abi == kAbi);
   CHECK(std::string(driver().name) == "emulator");
   Device d;
@@ -149,7 +149,7 @@ TEST_CASE("emulator: kernels without barriers, in every order") {
   }
 }
 
-TEST_CASE("emulator: blocks whose threads wait for each other, in every order") {
+TEST_CASE("emulator: blocks with barriers, in every order") {
   for (const char* order : {"0", "1", "77"}) {
     CAPTURE(order);
     Device d("BRRR_EMULATOR_ORDER", order);
@@ -180,7 +180,7 @@ TEST_CASE("emulator: shared memory begins as NaN and its end is guarded") {
               "kernel dynamic, block (0, 0, 0): writes behind its 256 bytes of shared memory");
 }
 
-TEST_CASE("emulator: a race shows") {
+TEST_CASE("emulator: a race changes the result") {
   Device d;
   float* c = d.device(std::vector<float>(64, 0));
   GOOD(d.launch(kernel(program, "race"), 1, 64, Vectors{d.device(counting(64)), nullptr, c, 0}));
@@ -189,7 +189,7 @@ TEST_CASE("emulator: a race shows") {
   CHECK(found[63] == 0);
 }
 
-TEST_CASE("emulator: threads that wait in vain are a failure, and the device goes on") {
+TEST_CASE("emulator: threads that wait forever are a failure, and the device stays usable") {
   Device d;
   float* c = d.device(std::vector<float>(256, 0));
   const Vectors p{nullptr, nullptr, c, 0};
@@ -238,7 +238,7 @@ TEST_CASE("emulator: mma equals a plain product") {
   }
 }
 
-TEST_CASE("emulator: errors keep their lines") {
+TEST_CASE("emulator: compile errors keep their line numbers") {
   for (const char* value : {"seven", "eight"}) {
     const std::string text = std::string(
                                  "const int seven = 7;\nusing namespace brrr::vx;\n"

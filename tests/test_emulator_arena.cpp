@@ -19,7 +19,7 @@ KERNEL(add, Vectors, 256) {
 constexpr int n = 64;
 constexpr size_t bytes = n * sizeof(float);
 
-// The arena with at least so many bytes, or not.
+// Asks for an arena of at least `size` bytes, which must succeed only if `there`.
 float* arena_of(size_t size, bool there = true) {
   void* p = nullptr;
   bool done = !there;
@@ -28,7 +28,7 @@ float* arena_of(size_t size, bool there = true) {
   return static_cast<float*>(p);
 }
 
-// Its bytes by now, which steps of other tests may have used; rounded up to whole floats.
+// The arena's mapped bytes, some of them for steps of other tests; rounded up to whole floats.
 size_t mapped(Stream* s) {
   size_t low = 0, high = size_t{1} << 31;
   while (low < high) {
@@ -60,7 +60,7 @@ TEST_CASE("emulator arena: it grows in place, begins as NaN and counts what is m
   CHECK(all_nan({found.begin() + n, found.end()}));
   const size_t left = free_bytes();
   CHECK(left < free);
-  arena_of(4);  // never less
+  arena_of(4);  // never shrinks
   arena_of(before + more * sizeof(float) + left + (1 << 20), false);
   CHECK(free_bytes() == left);
   GOOD(d.launch(add, 1, n, Vectors{x, x, x + more - n, n}));
@@ -68,7 +68,7 @@ TEST_CASE("emulator arena: it grows in place, begins as NaN and counts what is m
   CHECK_FAILS(driver().release(arena_of(0)), "no device memory");
 }
 
-TEST_CASE("emulator arena: bytes written on either side are seen") {
+TEST_CASE("emulator arena: bytes written on either side are detected") {
   Device d;
   arena_of(bytes);
   const size_t size = mapped(d.stream);

@@ -9,7 +9,7 @@ using namespace brrr::test;
 
 namespace {
 
-// Two batches with padded rows; what lies between the elements of c must stay.
+// Two batches with padded rows; the padding of c must not change.
 template <class T, class Encode>
 void check_gemm(GemmShape::Type type, bool trans_a, bool trans_b, Encode encoded) {
   CAPTURE(type);
@@ -50,7 +50,7 @@ void check_gemm(GemmShape::Type type, bool trans_a, bool trans_b, Encode encoded
   CHECK(d.host(c, 2 * stride) == want);
   CHECK_FAILS(driver().multiply(plan, c + 30, c, c, workspace, 100, d.stream), "multiply: a: ");
   CHECK_FAILS(driver().multiply(plan, c, c, c, workspace, 99, d.stream), "planned with 100");
-  // As the module for GPUs asks for it.
+  // The alignment that the module for GPUs requires.
   T *const a_at = d.device(in_a), *const b_at = d.device(in_b);
   for (int k = 0; k < 3; ++k) {
     T* p[] = {a_at, b_at, c};
@@ -62,7 +62,7 @@ void check_gemm(GemmShape::Type type, bool trans_a, bool trans_b, Encode encoded
   CHECK_FAILS(driver().multiply(plan, a_at, b_at, c, shifted, 100, d.stream),
               "is not aligned to 256 bytes");
   Gemm* const none = reinterpret_cast<Gemm*>(c);
-  CHECK_FAILS(driver().multiply(none, c, c, c, workspace, 100, d.stream), "no plan");
+  CHECK_FAILS(driver().multiply(none, c, c, c, workspace, 100, d.stream), "not a valid plan");
 }
 
 }  // namespace

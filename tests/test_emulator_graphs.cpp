@@ -32,8 +32,8 @@ void fail_at(int step) { exported<void(int)>("brrr_emulator_fail")(step); }
 constexpr int n = 64;
 constexpr size_t bytes = n * sizeof(float);
 
-// One of each thing that a capture notes: x from pinned memory, y = 0, y = x + x, z = y, w = y as
-// a matrix times itself, z to pinned memory.
+// One of each operation that a capture records: x from pinned memory, y = 0, y = x + x, z = y,
+// w = y as a matrix times itself, z to pinned memory.
 struct Chain {
   explicit Chain(Device& device) : d(device) {
     for (float** p : {&x, &y, &z, &w}) *p = d.device(std::vector<float>(n, -1));
@@ -64,11 +64,11 @@ struct Chain {
 
   Graph* capture() {
     Graph* g = nullptr;
-    size_t noted = 0;
+    size_t captured = 0;
     GOOD(driver().begin_capture(d.stream));
     GOOD(queue());
-    GOOD(driver().end_capture(d.stream, &g, &noted));
-    CHECK(noted == nodes);
+    GOOD(driver().end_capture(d.stream, &g, &captured));
+    CHECK(captured == nodes);
     upload(g);
     return g;
   }
@@ -78,7 +78,7 @@ struct Chain {
     CHECK(done);
   }
   void set(float value) { std::fill(in, in + n, value); }
-  /// Whether all of it has run on `value`.
+  /// Checks that all of it has run on `value`.
   void check(float value) {
     GOOD(driver().synchronize(d.stream));
     CHECK(std::vector<float>(out, out + n) == std::vector<float>(n, 2 * value));
@@ -90,12 +90,12 @@ struct Chain {
   Function* add = kernel(program, "add");
   float *x, *y, *z, *w, *in, *out;
   Gemm* product = nullptr;
-  size_t taken = 0;  ///< By the graph uploaded last.
+  size_t taken = 0;  ///< Device memory, by the graph uploaded last.
 };
 
 }  // namespace
 
-TEST_CASE("emulator graphs: work is noted in order, and run at each launch on what is there then") {
+TEST_CASE("emulator graphs: work is recorded in order, and each launch runs it on current data") {
   for (const char* lazy : {"0", "1"}) {
     CAPTURE(lazy);
     Device d("BRRR_EMULATOR_LAZY", lazy);
@@ -117,7 +117,7 @@ TEST_CASE("emulator graphs: work is noted in order, and run at each launch on wh
     CHECK(counters().kernels == before.kernels);
     CHECK(counters().allocations == before.allocations);
     CHECK(counters().graphs == before.graphs);
-    // The same stream runs single calls again, and a launch that waits outlives its graph.
+    // The same stream runs single calls again, and a pending launch outlives its graph.
     chain.set(4);
     GOOD(chain.queue());
     chain.check(4);
@@ -127,12 +127,12 @@ TEST_CASE("emulator graphs: work is noted in order, and run at each launch on wh
     GOOD(driver().release_graph(g));
     chain.check(5);
     CHECK(counters().graphs == before.graphs - 1);
-    CHECK_FAILS(driver().launch_graph(g, d.stream), "no graph");
-    CHECK_FAILS(driver().release_graph(g), "no graph");
+    CHECK_FAILS(driver().launch_graph(g, d.stream), "not a valid graph");
+    CHECK_FAILS(driver().release_graph(g), "not a valid graph");
   }
 }
 
-TEST_CASE("emulator graphs: another stream runs a launch when somebody waits for it") {
+TEST_CASE("emulator graphs: a launch on another stream runs when it is waited for") {
   Device d("BRRR_EMULATOR_LAZY", "1");
   Chain chain(d);
   Graph* g = chain.capture();
@@ -152,7 +152,7 @@ TEST_CASE("emulator graphs: another stream runs a launch when somebody waits for
   GOOD(driver().release_graph(g));
 }
 
-TEST_CASE("emulator graphs: whatever else the capturing thread asks for fails and spoils it") {
+TEST_CASE("emulator graphs: all other calls of the capturing thread fail and spoil the capture") {
   Device d;
   Chain chain(d);
   chain.set(3);
@@ -183,7 +183,7 @@ TEST_CASE("emulator graphs: whatever else the capturing thread asks for fails an
       {"make_stream: not while", [&] { return v.make_stream(&other); }},
       {"synchronize: not while", [&] { return v.synchronize(d.stream); }},
       {"synchronize: not while", [&] { return v.synchronize(other); }},
-      {"none of the capture", [&] { return v.await(other, e); }},
+      {"not recorded in this capture", [&] { return v.await(other, e); }},
       {"wait: not while", [&] { return v.wait(e); }},
       {"load: not while", [&] { return v.load("", 0, &m); }},
       {"function: not while", [&] { return v.function(nullptr, "add", 0, nullptr); }},
@@ -213,7 +213,7 @@ TEST_CASE("emulator graphs: whatever else the capturing thread asks for fails an
     CHECK(v.wait(e));  // a later failure does not hide the first
     GOOD(v.fill(chain.x, 0, bytes, d.stream));
     const std::string spoilt = words(v.end_capture(d.stream, &g, &nodes));
-    CHECK_MESSAGE(spoilt.find("the capture was spoilt: ") == 0, spoilt);
+    CHECK_MESSAGE(spoilt.find("the capture was invalidated: ") == 0, spoilt);
     CHECK_MESSAGE(spoilt.find(said) != std::string::npos, spoilt);
     CHECK(g == nullptr);
     GOOD(chain.queue());
@@ -266,7 +266,7 @@ TEST_CASE("emulator graphs: a failure at any step leaves the stream usable and l
   }
 }
 
-TEST_CASE("emulator graphs: one takes memory from its upload on, which may be tried again") {
+TEST_CASE("emulator graphs: a graph takes memory from its upload on, which may be retried") {
   Device d("BRRR_EMULATOR_MEMORY", "1000000");
   Chain chain(d);
   Graph* g = chain.capture();
@@ -292,7 +292,7 @@ TEST_CASE("emulator graphs: one takes memory from its upload on, which may be tr
   GOOD(driver().release_graph(g));
 }
 
-TEST_CASE("emulator graphs: what goes wrong while one runs is the launch's failure") {
+TEST_CASE("emulator graphs: a failure while a graph runs is the launch's failure") {
   Device d;
   Chain chain(d);
   Function* bad = kernel(program, "half_a_warp");
@@ -305,7 +305,7 @@ TEST_CASE("emulator graphs: what goes wrong while one runs is the launch's failu
   chain.upload(g);
   CHECK_FAILS(driver().launch_graph(g, d.stream), "waits for its warp");
   GOOD(driver().release_graph(g));
-  // Memory that a graph uses was given back.
+  // Memory that a graph uses has been freed.
   void* p = nullptr;
   GOOD(driver().allocate(&p, bytes));
   GOOD(driver().begin_capture(d.stream));
@@ -351,7 +351,7 @@ TEST_CASE("emulator graphs: while one thread captures another allocates, copies 
     Graph* g = nullptr;
     size_t nodes = 0;
     GOOD(driver().begin_capture(d.stream));
-    while (rounds < before + 2) std::this_thread::yield();  // one of them all within the capture
+    while (rounds < before + 2) std::this_thread::yield();  // a whole round within the capture
     GOOD(chain.queue());
     GOOD(driver().end_capture(d.stream, &g, &nodes));
     CHECK(nodes == Chain::nodes);

@@ -76,8 +76,8 @@ TEST_CASE("emulator: programs are unloaded, one image is several programs") {
     CHECK(d.host(c, 1)[0] == 2);
     GOOD(driver().unload(m[0]));
     GOOD(driver().unload(m[1]));
-    CHECK_FAILS(d.launch(f[0], 1, 1, c), "no function");
-    CHECK_FAILS(driver().unload(m[0]), "no module");
+    CHECK_FAILS(d.launch(f[0], 1, 1, c), "not a valid function");
+    CHECK_FAILS(driver().unload(m[0]), "not a valid module");
   }
 }
 
@@ -181,8 +181,8 @@ TEST_CASE("emulator: wrong arguments") {
   CHECK_FAILS(driver().fill(h.data(), 0, 4, d.stream), "not within device memory");
   Stream* no_stream = reinterpret_cast<Stream*>(&h);
   Event* no_event = reinterpret_cast<Event*>(&h);
-  CHECK_FAILS(driver().synchronize(no_stream), "no stream");
-  CHECK_FAILS(driver().record(no_event, d.stream), "no event");
+  CHECK_FAILS(driver().synchronize(no_stream), "not a valid stream");
+  CHECK_FAILS(driver().record(no_event, d.stream), "not a valid event");
   Function* add = kernel(program, "add");
   const Vectors p{c, c, c, 64};
   CHECK_FAILS(d.launch(add, 0, 64, p), "grid (0, 1, 1)");
@@ -190,7 +190,7 @@ TEST_CASE("emulator: wrong arguments") {
   CHECK_FAILS(d.launch(add, 1, 64, p, 64 << 10), "shared memory");
   CHECK_FAILS(d.launch(add, 1, 64, c), "8 bytes of arguments; it takes 32");
   Function* none = nullptr;
-  CHECK_FAILS(driver().function(nullptr, "add", 0, &none), "no module");
+  CHECK_FAILS(driver().function(nullptr, "add", 0, &none), "not a valid module");
 
   const char* image = nullptr;
   size_t bytes = 0;
@@ -201,7 +201,7 @@ TEST_CASE("emulator: wrong arguments") {
   CHECK_FAILS(driver().load("nonsense", 8, &module), "load: ");
 }
 
-TEST_CASE("emulator: a lazy device shows what nobody waited for") {
+TEST_CASE("emulator: a lazy device exposes missing waits") {
   Device d("BRRR_EMULATOR_LAZY", "1");
   const size_t n = 64, bytes = n * sizeof(float);
   void *pinned_in = nullptr, *pinned_out = nullptr;
@@ -234,7 +234,7 @@ TEST_CASE("emulator: a lazy device shows what nobody waited for") {
   CHECK(out[1] == 3);
 }
 
-TEST_CASE("emulator: a lazy failure is told where somebody waits") {
+TEST_CASE("emulator: a failure on a lazy device is reported by the wait") {
   Device d("BRRR_EMULATOR_LAZY", "1");
   float* c = d.device(std::vector<float>(64, 1));
   GOOD(d.launch(kernel(program, "half_a_warp"), 1, 64, Vectors{nullptr, nullptr, c, 0}));

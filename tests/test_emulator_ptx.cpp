@@ -1,5 +1,5 @@
-// The interpreter of PTX: each rule that it enforces, broken and kept. The programs are PTX
-// themselves, so no compiler is needed.
+// The PTX interpreter: programs that break and that keep each rule that it enforces. The programs
+// are PTX themselves, so no compiler is needed.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -67,8 +67,8 @@ struct Vectors4 {
 
 std::vector<float> results;
 
-// What the launch says. a and c have 65 elements, those of a being 0, 1, 2 ...; nobody
-// has written b, which has one.
+// The launch's failure, if any. a and c have 65 elements, those of a being 0, 1, 2 ...; b has one,
+// which has not been written.
 std::string run(const std::string& body, unsigned threads = 32, unsigned blocks = 1,
                 const std::string& order = "") {
   Device d("BRRR_EMULATOR_ORDER", order.c_str());
@@ -134,7 +134,24 @@ st.global.f32 [%rd6], %f2;)");
   CHECK(results[9] == 3);
 }
 
-TEST_CASE("emulator ptx: shared memory is read when it has been written, with a barrier between") {
+TEST_CASE("emulator ptx: static and dynamic shared memory together fit the GPU's blocks") {
+  for (const auto& [capability, limit] :
+       {std::pair("86", 99u << 10), std::pair("90", 227u << 10)}) {
+    Device d("BRRR_EMULATOR_CAPABILITY", capability);
+    const std::string text = begin + std::string("ret;\n}\n");
+    Module* module = nullptr;
+    GOOD(driver().load(text.c_str(), text.size() + 1, &module));
+    Function* f = nullptr;
+    GOOD(driver().function(module, "k", limit, &f));
+    const Vectors4 p{};
+    GOOD(d.launch(f, 1, 32, p, limit - 256));  // `tile` has the rest.
+    CHECK_FAILS(d.launch(f, 1, 32, p, limit - 128), "static and dynamic");
+    GOOD(driver().synchronize(d.stream));
+    GOOD(driver().unload(module));
+  }
+}
+
+TEST_CASE("emulator ptx: shared memory is read after it has been written, with a barrier between") {
   const std::string write = "st.shared.f32 [%rd8], %f1;\n",
                     read = "ld.shared.f32 %f2, [%rd9];\nst.global.f32 [%rd6], %f2;\n",
                     block = "bar.sync 0;\n", warp = "bar.warp.sync -1;\n",
@@ -150,12 +167,12 @@ TEST_CASE("emulator ptx: shared memory is read when it has been written, with a 
   CHECK_BROKEN("what another thread has read", write + block + read + write);
   CHECK_BROKEN("other bytes than another thread", "st.shared.f32 [%rd7], %f1;");
   CHECK_GOOD("mov.f32 %f2, 0f00000000;\nst.shared.f32 [%rd7], %f2;");
-  // A barrier of a warp is none for other warps.
+  // A warp's barrier does not hold for other warps.
   CHECK_BROKEN("what another thread has written: thread 0",
                "@%p1 st.shared.f32 [%rd8], %f1;\n" + warp + "ld.shared.f32 %f2, [%rd7];", 64);
 }
 
-TEST_CASE("emulator ptx: blocks do not meet in global memory") {
+TEST_CASE("emulator ptx: blocks do not communicate through global memory") {
   CHECK_GOOD("st.global.f32 [%rd6], %f1;", 32, 2);  // the same values
   CHECK_BROKEN("other bytes than another block", "st.global.u32 [%rd6], %r2;", 32, 2);
   CHECK_GOOD("st.volatile.global.u32 [%rd6], %r2;\nld.volatile.global.u32 %r5, [%rd3];", 32, 2);
@@ -188,13 +205,13 @@ TEST_CASE("emulator ptx: all threads that have not exited reach the same barrier
                "setp.lt.u32 %p2, %r1, 32;\n@%p2 bra OTHER;\nbar.sync 1;\nbra DONE;\nOTHER:\n"
                "bar.sync 0;",
                64);
-  // Lanes that part meet again.
+  // Lanes that diverge reconverge.
   CHECK_GOOD(
       "@%p1 bra OTHER;\nadd.s32 %r1, %r1, 1;\nbra MEET;\nOTHER:\nadd.s32 %r1, %r1, 2;\n"
       "MEET:\nbar.sync 0;");
 }
 
-TEST_CASE("emulator ptx: lanes that a member mask names are there") {
+TEST_CASE("emulator ptx: lanes that a member mask names take part") {
   const std::string store = "\nst.global.u32 [%rd6], %r5;";
   CHECK_GOOD("shfl.sync.down.b32 %r5|%p3, %r1, 1, 31, -1;" + store);
   CHECK_GOOD("@%p1 shfl.sync.bfly.b32 %r5|%p3, %r1, 1, 31, 65535;");
@@ -214,7 +231,7 @@ TEST_CASE("emulator ptx: lanes that a member mask names are there") {
   CHECK_BROKEN("has exited", "@%p1 bra DONE;\n" + mma + "\nret;");
 }
 
-TEST_CASE("emulator ptx: of lanes that went different ways any go first, and meet to shuffle") {
+TEST_CASE("emulator ptx: diverged lanes run in any order, and reconverge to shuffle") {
   const std::string part =
       "@%p1 bra LOW;\nst.volatile.global.f32 [%rd3], %f1;\nbra.uni MET;\n"
       "LOW:\nst.volatile.global.f32 [%rd3], %f1;\nMET:\n";
@@ -233,7 +250,7 @@ TEST_CASE("emulator ptx: of lanes that went different ways any go first, and mee
   CHECK(lower);
 }
 
-TEST_CASE("emulator ptx: a copy on its way has arrived when it was waited for") {
+TEST_CASE("emulator ptx: an asynchronous copy has arrived once it has been waited for") {
   const std::string addresses = "cvt.u32.u64 %r4, %rd8;\nmov.u32 %r6, 4;\n",
                     go = "cp.async.ca.shared.global [%r4], [%rd5], 4, %r6;\n",
                     wait = "cp.async.wait_all;\n",
@@ -260,7 +277,7 @@ TEST_CASE("emulator ptx: a copy on its way has arrived when it was waited for") 
 }
 
 TEST_CASE("emulator ptx: matrices of 16-bit elements") {
-  // Rows of 16 bytes at which nobody's element lies but those of rows 0 to 7: two to a thread.
+  // Eight rows of 16 bytes, two elements per thread; ldmatrix gets rows `row` bytes apart.
   const auto matrices = [](const std::string& how, int row) {
     return "shl.b32 %r4, %r1, 1;\nadd.s32 %r5, %r4, 1;\nshl.b32 %r5, %r5, 16;\n"
            "or.b32 %r4, %r4, %r5;\nst.shared.u32 [%rd8], %r4;\nbar.sync 0;\n"
@@ -285,16 +302,16 @@ TEST_CASE("emulator ptx: matrices of 16-bit elements") {
   CHECK_BROKEN("needs 32 lanes", matrices("", 16), 16);
 }
 
-TEST_CASE("emulator ptx: what decides, is an address or is stored has been written") {
+TEST_CASE("emulator ptx: predicates, addresses and stored values have been written") {
   CHECK_BROKEN("depends on a predicate that was never written", "@%p5 bra DONE;");
   CHECK_BROKEN("depends on a predicate", "setp.eq.u32 %p2, %r20, 0;\n@%p2 bra DONE;");
   CHECK_BROKEN("takes its address from", "ld.global.f32 %f2, [%rd20];");
-  CHECK_BROKEN("stores what nobody has written",
-               "add.s32 %r5, %r1, %r20;\nst.global.u32 [%rd6], %r5;");
-  CHECK_BROKEN("stores what nobody", "@%p1 mov.u32 %r5, 1;\nst.global.u32 [%rd6], %r5;");
-  CHECK_BROKEN("stores what nobody",
+  CHECK_BROKEN("stores an undefined value", "add.s32 %r5, %r1, %r20;\nst.global.u32 [%rd6], %r5;");
+  CHECK_BROKEN("stores an undefined value", "@%p1 mov.u32 %r5, 1;\nst.global.u32 [%rd6], %r5;");
+  CHECK_BROKEN("stores an undefined value",
                "mov.u64 %rd10, depot;\nld.local.u32 %r5, [%rd10];\nst.global.u32 [%rd6], %r5;");
-  CHECK_BROKEN("stores what nobody has", "ld.global.f32 %f2, [%rd2];\nst.global.f32 [%rd6], %f2;");
+  CHECK_BROKEN("stores an undefined value",
+               "ld.global.f32 %f2, [%rd2];\nst.global.f32 [%rd6], %f2;");
   CHECK_BROKEN("depends on a predicate that was never written",
                "ld.global.f32 %f2, [%rd2];\nsetp.lt.f32 %p2, %f2, %f1;\n@%p2 bra DONE;");
   CHECK_GOOD(
@@ -304,7 +321,7 @@ TEST_CASE("emulator ptx: what decides, is an address or is stored has been writt
   CHECK_GOOD("selp.b32 %r5, %r1, %r20, %p1;\n@%p1 st.global.u32 [%rd6], %r5;");
 }
 
-TEST_CASE("emulator ptx: a choice of constants is none that ptxas gets wrong") {
+TEST_CASE("emulator ptx: a select of constants that ptxas gets wrong is refused") {
   const char* const what = "loses the zero's sign";
   CHECK_BROKEN(what, "selp.f32 %f2, 0f80000000, 0fBF800000, %p1;");
   CHECK_BROKEN(what, "selp.f32 %f2, 0f3F800000, 0f80000000, %p1;");
@@ -313,7 +330,7 @@ TEST_CASE("emulator ptx: a choice of constants is none that ptxas gets wrong") {
   CHECK_GOOD("selp.b32 %r5, 0x80000000, 0x3F800000, %p1;\nst.global.u32 [%rd6], %r5;");
 }
 
-TEST_CASE("emulator ptx: numbers are as the ISA says") {
+TEST_CASE("emulator ptx: arithmetic follows the ISA") {
   CHECK_BROKEN("divides an integer by zero", "rem.u32 %r5, %r1, %r1;");
   const auto bits = [](const std::string& body) {
     CHECK_GOOD(body + "\nst.global.u32 [%rd6], %r5;");

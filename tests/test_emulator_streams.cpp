@@ -1,4 +1,4 @@
-// Several streams of the emulated device, and what stands in for NCCL on them.
+// Several streams of the emulated device, and the stand-in for NCCL on them.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -18,7 +18,7 @@ constexpr size_t bytes = n * sizeof(float);
 
 }  // namespace
 
-TEST_CASE("emulator streams: a second stream belongs to a capture from one event to another") {
+TEST_CASE("emulator streams: a second stream is part of a capture between two events") {
   Device d;
   float* const x = d.device(std::vector<float>(n));
   float* const y = d.device(std::vector<float>(n));
@@ -37,14 +37,14 @@ TEST_CASE("emulator streams: a second stream belongs to a capture from one event
     GOOD(driver().await(side, fork));
     GOOD(driver().copy(y, x, bytes, Way::OnDevice, side));
     GOOD(driver().record(join, side));
-    GOOD(driver().fill(x, 3, bytes, d.stream));  // Which the copy should not have seen.
+    GOOD(driver().fill(x, 3, bytes, d.stream));  // Too early: the copy may still run.
     if (joined) GOOD(driver().await(d.stream, join));
     return driver().end_capture(d.stream, g, nodes);
   };
   Graph* g = nullptr;
   size_t nodes = 0;
   CHECK_FAILS(capture(false, &nodes, &g), "not awaited all of another");
-  GOOD(driver().fill(y, 0, bytes, side));  // It is a stream like others again.
+  GOOD(driver().fill(y, 0, bytes, side));  // The stream is usable again.
   CHECK_FAILS(driver().await(side, join), "recorded in a capture");
   CHECK_FAILS(driver().wait(join), "recorded in a capture");
   GOOD(capture(true, &nodes, &g));
@@ -54,14 +54,14 @@ TEST_CASE("emulator streams: a second stream belongs to a capture from one event
   GOOD(driver().upload(g, d.stream, &done, &taken));
   CHECK(done);
   GOOD(driver().launch_graph(g, d.stream));
-  // A branch runs when it is awaited: whoever relies on less is found out.
+  // A branch runs only when it is awaited, so that a write that comes too early shows.
   float three = 0;
   std::memset(&three, 3, sizeof three);
   CHECK(d.host(y, n) == std::vector<float>(n, three));
   GOOD(driver().release_graph(g));
 }
 
-TEST_CASE("emulator streams: one awaits another's event, eagerly and when work is late") {
+TEST_CASE("emulator streams: one awaits another's event, eagerly and on a lazy device") {
   for (const char* lazy : {"0", "1"}) {
     Device d("BRRR_EMULATOR_LAZY", lazy);
     Stream* other = nullptr;
@@ -71,7 +71,7 @@ TEST_CASE("emulator streams: one awaits another's event, eagerly and when work i
     GOOD(driver().make_event(&e));
     float* x = d.device(std::vector<float>(n, 1));
     float* y = d.device(std::vector<float>(n, 2));
-    GOOD(driver().await(d.stream, e));  // Not recorded yet: of nothing.
+    GOOD(driver().await(d.stream, e));  // Not recorded yet: waits for nothing.
     GOOD(driver().synchronize(d.stream));
     GOOD(driver().copy(x, y, bytes, Way::OnDevice, other));
     GOOD(driver().record(e, other));
@@ -83,12 +83,12 @@ TEST_CASE("emulator streams: one awaits another's event, eagerly and when work i
   }
 }
 
-TEST_CASE("emulator streams: what the stand-in for NCCL asks for") {
+TEST_CASE("emulator streams: what the stand-in for NCCL requires") {
   Device d;
   const auto& nccl = *exported<const brrr::nccl::Boundary*()>("brrr_nccl_boundary")();
   CHECK(nccl.abi == brrr::nccl::kAbi);
   char id[brrr::nccl::kIdBytes];
-  static brrr::nccl::Communicator* c = nullptr;  // The process's until it ends: nothing leaves one.
+  static brrr::nccl::Communicator* c = nullptr;  // Kept until the process ends.
   GOOD(nccl.make_id(id));
   GOOD(nccl.join(id, 0, 1, &c));
   float* x = d.device(std::vector<float>(n));

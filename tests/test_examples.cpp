@@ -61,8 +61,8 @@ TEST_CASE("train_mlp: a few seconds of digits give more than 97 % on held-out im
   CHECK(std::stod(word_after(r, "held-out accuracy")) > 97);
 }
 
-// Long enough for a look at some steps, which must not change them.
-TEST_CASE("train_mlp: figures of every line as JSON, and at the end where a step's time went") {
+// Long enough that some steps are profiled, which must not change them.
+TEST_CASE("train_mlp: figures of every log line as JSON, at the end the split of a step's time") {
   const brrr::test::TempCache folder;
   const std::string log = folder.dir + "/log.jsonl", words = "train_mlp --images 500 --steps ";
   const std::string whole = words + "5000 --log-every 1000 --eval-every 2000 --threads 1";
@@ -88,7 +88,7 @@ TEST_CASE("train_mlp: figures of every line as JSON, and at the end where a step
     tests += j.contains("accuracy");
   }
   CHECK(step == 5000);
-  CHECK(tests == 2);  // The summary has the last one.
+  CHECK(tests == 2);  // The last one is in the summary.
   CHECK(run("train_mlp --steps 1 --log /nonexistent/log").status == 2);
 }
 
@@ -103,7 +103,7 @@ TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across m
         parameters(run(all + "--stop-at 20 --save " + ck + " --mode " + first));
     CHECK(half != whole);
     CHECK(parameters(run(all + "--resume " + ck + " --mode " + second)) == whole);
-    // The checkpoint knows what the command line leaves out.
+    // The checkpoint holds the options that the command line leaves out.
     CHECK(parameters(run("train_mlp --resume " + ck)) == whole);
   }
   const std::string done = folder.dir + "/done.safetensors";
@@ -129,8 +129,8 @@ TEST_CASE("train_mlp: 20 steps, a checkpoint and 20 steps are 40 steps, across m
   CHECK(contains(run("train_mlp --resume " + ck).text, "of step 20, its data at batch 70"));
 }
 
-// At a rate of 0 the weights of a run are those that it began with.
-TEST_CASE("training programs: a new run begins with a checkpoint's weights, on its own terms") {
+// At a learning rate of 0 a run keeps the weights that it began with.
+TEST_CASE("training programs: a new run begins with a checkpoint's weights and its own options") {
   const brrr::test::TempCache cache;
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors", begin = " --lr 0 --init " + ck;
@@ -155,7 +155,7 @@ TEST_CASE("training programs: a new run begins with a checkpoint's weights, on i
   CHECK(parameters(run("train_gpt --steps 3 --batch 4 --seed 7 --data " + other + begin)) == gpt);
 }
 
-TEST_CASE("train_mlp: a loss that is no number ends the run and keeps its checkpoint") {
+TEST_CASE("train_mlp: a loss that is not finite ends the run and keeps its checkpoint") {
   const brrr::test::TempCache cache;
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors";
@@ -172,7 +172,7 @@ TEST_CASE("train_mlp: a loss that is no number ends the run and keeps its checkp
   CHECK(last.status == 1);
   CHECK(contains(last.text, "the parameters are not finite after step 1: first fc1."));
   CHECK(read_text(ck) == before);
-  // Of logits around 1e38 the loss is infinite, and nothing else.
+  // With logits around 1e38 only the loss is infinite.
   const Result sum = run(
       "train_mlp --images 50 --hidden 4 --steps 3 --batch 8 --lr 6e17 --log-every 1 --threads 1");
   CHECK(
@@ -189,7 +189,7 @@ TEST_CASE("train_mlp: IDX files train like generated digits, and wrong ones are 
   CHECK(contains(eager.text, "(200 images)"));
   CHECK(parameters(eager) == parameters(graph));
 
-  // A class that is only tested has its logit, too.
+  // A class that occurs only in the test set has a logit too.
   const std::string held = folder.dir + "/t10k-labels-idx1-ubyte", before = read_text(held);
   write_text(held, before.substr(0, before.size() - 1) + '\x0c');
   CHECK(contains(run(command + "eager").text, "MLP 784-32-13, 25549 parameters"));
@@ -282,10 +282,10 @@ TEST_CASE("examples: a wrong option says what was expected") {
   }
 }
 
-TEST_CASE("examples: what one option writes no other reads or writes") {
+TEST_CASE("examples: a file that one option writes is not read or written by another") {
   const brrr::test::TempCache folder;
   const std::string f = folder.dir + "/f", other = folder.dir + "/./f";
-  // Names that are not there yet, too.
+  // Also files that do not exist yet.
   const Result later = run("train_mlp --save ./f --log f", folder.dir);
   CHECK(later.status == 1);
   CHECK(contains(later.text, "--save and --log are one file"));
@@ -309,7 +309,7 @@ TEST_CASE("examples: what one option writes no other reads or writes") {
   }
 }
 
-TEST_CASE("examples: what is read in a folder is written by no option") {
+TEST_CASE("examples: a file that is read in a folder is not written by any option") {
   const brrr::test::TempCache folder;
   const std::string f = folder.dir + "/";
   const auto check = [&](const std::string& command, const std::string& file, bool read) {
@@ -327,7 +327,7 @@ TEST_CASE("examples: what is read in a folder is written by no option") {
   };
   fs::create_directories(f + "build");
   fs::create_directories(f + "inner");
-  // Without a text to train on, what is allowed ends later.
+  // Without a text to train on, an allowed command fails later.
   const std::string gpt = "train_gpt --data " + folder.dir + " --warmup 9 --steps 9 --";
   check(gpt + "kernels ", "a.cpp", true);
   check(gpt + "log ", "inner/a.md", true);
@@ -341,7 +341,7 @@ TEST_CASE("examples: what is read in a folder is written by no option") {
   check(mlp + "loss-csv ", "loss.csv", false);
 }
 
-TEST_CASE("examples: the text of a run's kernels") {
+TEST_CASE("examples: --kernels writes the text of a run's kernels") {
   const brrr::test::TempCache folder;
   const std::string f = folder.dir + "/kernels.cpp",
                     options = " --steps 3 --batch 2 --kernels " + f;
@@ -357,7 +357,7 @@ TEST_CASE("examples: the text of a run's kernels") {
   CHECK_FALSE(contains(one.text, "step 1/"));
 }
 
-TEST_CASE("train_mlp: a run goes on with the images that it had") {
+TEST_CASE("train_mlp: a resumed run keeps its images") {
   const brrr::test::TempCache folder;
   const std::string data = folder.dir + "/idx", ck = folder.dir + "/ck";
   fs::create_directory(data);

@@ -1,4 +1,4 @@
-// What kernels get of the vocabulary: all that they name, and little else.
+// The part of the vocabulary that kernels get: everything that they name, and little else.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -73,11 +73,11 @@ struct Excerpt {
 
 }  // namespace
 
-TEST_CASE("excerpt: what is named, all overloads and both sides of a condition") {
+TEST_CASE("excerpt: named functions, with all overloads and both sides of a condition") {
   const Excerpt e("two(x)");
   CHECK(e.has("FN f32 two(f32 x)"));
   CHECK(e.has("FN i32 two(i32 x)"));
-  CHECK(e.has("FN f32 one"));  // Which two() names.
+  CHECK(e.has("FN f32 one"));  // Named by two().
   CHECK(e.has("#define FN"));
   CHECK_FALSE(e.has("four"));
   CHECK_FALSE(e.has("Wrap"));
@@ -99,7 +99,7 @@ TEST_CASE("excerpt: types with their specialisations, and nothing for a template
   CHECK_FALSE(Excerpt("T V x").has("Parts"));
 }
 
-TEST_CASE("excerpt: of a macro's definitions the calls that make what is named") {
+TEST_CASE("excerpt: of a macro's calls only those that define a named function") {
   const Excerpt five("five");
   CHECK(five.has("MAKE(f32, five, one(x))"));
   CHECK(five.has("FN f32 one"));
@@ -108,7 +108,7 @@ TEST_CASE("excerpt: of a macro's definitions the calls that make what is named")
   CHECK_FALSE(Excerpt("seven").has("six"));
 }
 
-TEST_CASE("excerpt: conditions and namespaces stay where nothing else does") {
+TEST_CASE("excerpt: conditions and namespaces stay even where nothing else does") {
   const Excerpt nothing("");
   for (const char* line : {"#ifndef GUARD_H\n#define GUARD_H", "namespace a::b {",
                            "}  // namespace a::b", "#endif  // GUARD_H", "#if defined(WIDE)"}) {
@@ -116,8 +116,7 @@ TEST_CASE("excerpt: conditions and namespaces stay where nothing else does") {
     CHECK(nothing.has(line));
   }
   CHECK_FALSE(nothing.has("FN"));
-  // In the kernels a comment or a string names nothing, and text without an end is no reason to
-  // hang.
+  // In kernels comments and strings name nothing; unterminated text does not hang.
   CHECK_FALSE(Excerpt("/* two */ // two\n \"two\" 'two' x.two2").has("two"));
   CHECK(Excerpt("\"two").text == nothing.text);
   const char* const bare = "#define EMPTY(V)\nEMPTY(f32)\n#\n";

@@ -12,7 +12,7 @@
 #include "backends/cpu/allocator.h"
 #include "core/context.h"
 #include "ops/pointwise_ops.h"
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 using namespace brrr;
 using namespace brrr::test;
@@ -50,7 +50,7 @@ struct CountingRecorder : Recorder {
   }
   void journal(TensorImpl&, Field) override {}
   void journal(ControlCell&) override {}
-  uint32_t kept_views(const Storage&) override { return 0; }
+  uint32_t journalled_views(const Storage&) override { return 0; }
   void journal(Node&) override {}
 };
 
@@ -58,7 +58,7 @@ struct CountingRecorder : Recorder {
 
 // --- values --------------------------------------------------------------------------------------
 
-TEST_CASE("tensor: nested lists, numbers, vectors") {
+TEST_CASE("tensor: nested lists, scalars, vectors") {
   const Tensor a = tensor({{1.f, 2.f, 3.f}, {4.f, 5.f, 6.f}});
   CHECK(a.sizes() == IntList{2, 3});
   CHECK(a.dtype() == kFloat32);
@@ -139,7 +139,7 @@ TEST_CASE("arange, linspace, eye") {
   CHECK(contains(error_of([] { arange(INT64_MAX, INT64_MAX - 1); }), "leads away from end"));
   CHECK(arange(INT64_MIN, INT64_MAX, int64_t{1} << 62).to_vector<int64_t>().back() == int64_t{1}
                                                                                           << 62);
-  CHECK(contains(error_of([] { arange(0.0, NAN); }), "non-finite"));
+  CHECK(contains(error_of([] { arange(0.0, NAN); }), "must be finite"));
   CHECK(contains(error_of([] { arange(INT64_MIN, INT64_MAX); }), "too many elements"));
 
   CHECK(linspace(0, 1, 5).to_vector<float>() == Floats{0, 0.25f, 0.5f, 0.75f, 1});
@@ -174,10 +174,10 @@ TEST_CASE("arange, linspace, eye, rand, randn in a dtype of choice") {
   CHECK(arange(252, 256, 1, kUInt8).to(kInt64).to_vector<int64_t>() == Ints{252, 253, 254, 255});
   CHECK(arange(5, 0, -2, kInt32).to_vector<int32_t>() == std::vector<int32_t>{5, 3, 1});
   CHECK(error_of([] { arange(0, 5, 0.5, kInt32); }) ==
-        "arange: start 0, end 5 and step 0.5 give no int32; use integers");
+        "arange: start 0, end 5 and step 0.5 cannot give int32; use integers");
 }
 
-TEST_CASE("full, arange, linspace: numbers at the ends of a dtype") {
+TEST_CASE("full, arange, linspace: values at the limits of a dtype") {
   CHECK(full({2}, 0.5, kBool).all().item<bool>());
   CHECK(contains(error_of([] { arange(250, 260, 1, kUInt8); }), "arange: 259 is out of the range"));
   CHECK(contains(error_of([] { linspace(-1e308, 1e308, 3, kFloat64); }), "their distance"));
@@ -392,7 +392,7 @@ TEST_CASE("factories: a second GPU is refused, not taken for the first") {
   CHECK(contains(error_of([] { zeros({2}, Device{DeviceType::CPU, 3}); }), "there is no cpu:3"));
 }
 
-TEST_CASE("random: a call that throws uses no draw") {
+TEST_CASE("random: a call that throws consumes no draw") {
   manual_seed(9);
   CHECK(contains(error_of([] { randint(5, 5, {2}); }), "low must be below high"));
   CHECK(contains(error_of([] { rand({-1}); }), "rand: sizes must not be negative"));
@@ -401,7 +401,7 @@ TEST_CASE("random: a call that throws uses no draw") {
   cpu::fail_after(0);
   CHECK(contains(error_of([] { rand({1000, 1000}); }), "out of memory"));
   cpu::fail_after(-1);
-  // What a stream of the step's own has drawn is none of the thread's.
+  // Draws from the step's own stream are not the thread's.
   auto s = step([](const Tensor& x) {
     const Tensor drawn = x + randn({2});
     const RngScope own(5);

@@ -1,7 +1,7 @@
 // Numerics::Fast in random programs: float32 and float64 keep Strict's bits (test_graph_fuzz.cpp).
-// With 16-bit floats each element stays within what the roundings that one mode has and the other
-// has not can add up to: a running bound beside every value says how far what follows enlarges
-// them. BRRR_LONG_TESTS=1 tries many more, BRRR_FUZZ_SEED=n BRRR_FUZZ_PACKS=m those from n on.
+// With 16-bit floats each element's error stays within what the roundings that only one mode makes
+// can add up to: every value carries a running bound, which later ops propagate.
+// BRRR_LONG_TESTS=1 tries many more, BRRR_FUZZ_SEED=n BRRR_FUZZ_PACKS=m those from n on.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kRows = 32, kWidth = 16;
 
-// A value and by how much Fast's may differ from it, element by element, in float64.
+// Strict's value and, per element in float64, by how much Fast's may differ from it.
 struct Bounded {
   Tensor value, bound;
 };
@@ -30,17 +30,17 @@ Tensor wide(const Tensor& t) { return t.detach().to(kFloat64); }
 Tensor size_of(const Tensor& t) { return abs(wide(t)); }
 double largest(const Tensor& t) { return abs(wide(t)).max().item<double>(); }
 
-// Half a unit in the last place, relative; of floats that are not rounded in either mode what the
-// same vector function may make of operands that differ.
+// Half a unit in the last place, relative; for floats that neither mode rounds, the error that the
+// same vector function may make on operands that differ.
 double rounding(DType t) { return t == kBFloat16 ? 0x1p-8 : t == kFloat16 ? 0x1p-11 : 0x1p-22; }
-constexpr double kSumOf32 = 0x1p-20;  // Of a sum's terms: their order is the same, they are not.
-constexpr double kLeastOfHalf = 0x1p-24;  // float16's unit where it has no exponent left.
+constexpr double kSumOf32 = 0x1p-20;      // Relative to a sum's terms, in the same order.
+constexpr double kLeastOfHalf = 0x1p-24;  // float16's smallest subnormal.
 
 struct Op {
   unsigned code, a, b;
 };
 
-/// Ops on a pool of values; those that overflow, or whose bound says next to nothing, are left out.
+/// Ops on a pool of values; those that overflow, or whose bound is too loose, are left out.
 class Program {
  public:
   Program(unsigned seed, const Tensor& x) : random_(seed), x_(x) {
@@ -95,19 +95,19 @@ class Program {
     return pool;
   }
 
-  // The value, where `passed` is what its operands' bounds become in it: each mode may round it.
+  // The value with its bound: passed() propagates the operands' bounds, and each mode may round.
   template <class F> Bounded made(const Tensor& z, const F& passed) const {
     if (!bounds_ || !z.defined()) return {z, {}};
     const Tensor d = passed();
     const double u = rounding(z.dtype()), least = z.dtype() == kFloat16 ? kLeastOfHalf : 0.0;
     return {z, d + (size_of(z) + d) * (2.02 * u) + least};
   }
-  // The same elements elsewhere.
+  // A view, with the same view of the bound.
   template <class F> Bounded moved(const Bounded& x, const F& view) const {
     return {view(x.value), bounds_ ? view(x.bound) : Tensor()};
   }
 
-  // Of a row op: all of one elements' bounds in the largest of them.
+  // For a row op: the largest bound of a row's elements.
   static Tensor most(const Tensor& bound, int64_t d) { return bound.max({d}, true); }
 
   Bounded times(const Bounded& a, const Bounded& b) const {
@@ -284,13 +284,12 @@ class Program {
 
 }  // namespace
 
-TEST_CASE(
-    "pitfall A13: fast numerics: random programs stay within the roundings that they leave out") {
+TEST_CASE("pitfall A13: fast numerics: random programs stay within their rounding bounds") {
   test::TempCache cache;
   const char *from = std::getenv("BRRR_FUZZ_SEED"), *count = std::getenv("BRRR_FUZZ_PACKS");
   const int first = from ? std::atoi(from) : 0;
   const int packs = count ? std::atoi(count) : test::random_cases(4, 500);
-  constexpr int kAtOnce = 4;  // Programs of a step.
+  constexpr int kAtOnce = 4;  // Programs per step.
   int apart = 0, results = 0;
   double nearest = 0;
   for (int pack = 0; pack < packs; ++pack) {
@@ -326,8 +325,8 @@ TEST_CASE(
   }
   MESSAGE((packs * kAtOnce) << " programs: " << apart << " of " << results
                             << " results differ, the most by " << nearest << " of its bound");
-  CHECK(apart > results / 8);  // The mode is not Strict by another name,
-  CHECK(nearest > 0.125);      // and the bound is none that nothing could break.
+  CHECK(apart > results / 8);  // Fast differs from Strict,
+  CHECK(nearest > 0.125);      // and the bound is tight enough to be broken.
 }
 
 TEST_CASE("fast numerics: with a memory budget the largest element still gets the gradient") {

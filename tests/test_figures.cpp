@@ -1,4 +1,4 @@
-// Figures of benchmarks: each is kept, whatever happens to those after it.
+// Figures of benchmarks: each is written at once, whatever happens to those after it.
 #include "tests/bench/figures.h"
 
 #include <doctest/doctest.h>
@@ -13,7 +13,7 @@ using namespace brrr::test;
 using brrr::bench::Figures;
 using nlohmann::json;
 
-TEST_CASE("figures: the file is there from the beginning and after each of them") {
+TEST_CASE("figures: the file is written at the beginning and after each of them") {
   const TemporaryDirectory folder;
   const std::string path = folder.file("f.json");
   const auto written = [&] { return json::parse(read_text(path)); };
@@ -28,7 +28,7 @@ TEST_CASE("figures: the file is there from the beginning and after each of them"
   CHECK(!std::filesystem::exists(path + ".next"));
 }
 
-TEST_CASE("figures: one that fails is named with its words, and the rest are measured") {
+TEST_CASE("figures: one that fails is named with its message, and the rest are measured") {
   const TemporaryDirectory folder;
   const std::string path = folder.file("f.json");
   Figures figures(path, {});
@@ -46,7 +46,7 @@ TEST_CASE("figures: one that fails is named with its words, and the rest are mea
   CHECK(written["failures"]["second"].get<std::string>().find("out of") == 0);
 }
 
-TEST_CASE("figures: a file that cannot be written is said, and none is needed") {
+TEST_CASE("figures: a file that cannot be written is an error, and none is needed") {
   CHECK_THROWS_AS(Figures("/nowhere/f.json", {}), std::runtime_error);
   Figures figures("", {});
   figures.note("one", 1, "us");

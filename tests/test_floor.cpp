@@ -1,4 +1,4 @@
-// The benchmark's floor is only worth comparing with if it does the whole step and does it right.
+// The benchmark's floor is a valid comparison only if it does the whole step, correctly.
 
 #include <doctest/doctest.h>
 

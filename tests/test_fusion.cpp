@@ -1,4 +1,4 @@
-// What shares a kernel: as much as fits, whatever the number of ops in between.
+// Which ops are fused: as much as fits into a kernel, whatever the number of ops in between.
 #include <doctest/doctest.h>
 
 #include "brrr.h"
@@ -23,7 +23,7 @@ Tensors many(int n, const IntList& sizes) {
   return list;
 }
 
-// Bytes that a call of `fn` takes beyond what was live before, when it runs for the third time.
+// The peak of the third call of `fn`, in bytes above those live before it.
 template <class F> size_t peak(const F& fn, Mode mode) {
   auto step = brrr::step(fn, {.mode = mode, .require_graph = mode == Mode::Graph});
   for (int k = 0; k < 2; ++k) step();
@@ -34,7 +34,7 @@ template <class F> size_t peak(const F& fn, Mode mode) {
   return memory_stats(device).peak - before;
 }
 template <class F> void check_peak(const F& fn) {
-  CHECK(kernels(fn) > 0);  // And eager's bits.
+  CHECK(kernels(fn) > 0);  // Also compares the bits with eager's.
   const size_t eager = peak(fn, Mode::Eager), graph = peak(fn, Mode::Graph);
   INFO("eager " << eager << ", graph " << graph << " bytes");
   CHECK(static_cast<double>(graph) <= 1.1 * static_cast<double>(eager));
@@ -62,7 +62,7 @@ TEST_CASE("fusion: a chain is one kernel, however many registers its values pass
         }) == 1);
 }
 
-TEST_CASE("fusion: values in memory bound a kernel, whether read or written") {
+TEST_CASE("fusion: the number of operands and results in memory limits a kernel") {
   const test::TempCache cache;
   const Tensors in = many(100, {19});
   const uint64_t sum = kernels([&] {
@@ -81,7 +81,7 @@ TEST_CASE("fusion: values in memory bound a kernel, whether read or written") {
   CHECK(copies <= 5);
 }
 
-TEST_CASE("fusion: what began apart is one kernel where nothing stands between") {
+TEST_CASE("fusion: separate chains are one kernel where nothing stands between") {
   const test::TempCache cache;
   const Tensor a = randn({16, 16}), b = randn({16, 16}), w = randn({16, 16});
   CHECK(kernels([&] { return Tensors{a * 2.0 + b * 3.0}; }) == 1);
@@ -89,13 +89,13 @@ TEST_CASE("fusion: what began apart is one kernel where nothing stands between")
           const Tensor x = a * 2.0, m = a.matmul(w), y = b * 3.0;
           return Tensors{x + y, m};
         }) == 2);
-  CHECK(kernels([&] {  // The product needs the first before the sum may be.
+  CHECK(kernels([&] {  // The product needs x before the sum can run.
           const Tensor x = a * 2.0, m = x.matmul(w), y = b * 3.0;
           return Tensors{x + y + m};
         }) == 3);
 }
 
-TEST_CASE("fusion: windows that lie apart in one buffer are written without a copy") {
+TEST_CASE("fusion: disjoint windows of one buffer are written without a copy") {
   const test::TempCache cache;
   const Tensor buffer = randn({4, 1024});
   const auto row = [&](int64_t k) { return buffer.select(0, k); };
@@ -108,7 +108,7 @@ TEST_CASE("fusion: windows that lie apart in one buffer are written without a co
   };
   CHECK(kernels(update(row(0), row(1))) == kernels(update(alone, row(1))));
   CHECK(peak([&] { return row(0).add_(last); }, Mode::Eager) == 0);
-  // What touches the same bytes reads what was there before.
+  // Overlapping windows read the values from before the write.
   const Tensor flat = buffer.view({4096}), before = flat.clone();
   flat.slice(0, 1, 4096).add_(flat.slice(0, 0, 4095));
   check_same(flat.slice(0, 1, 4096), before.slice(0, 1, 4096) + before.slice(0, 0, 4095));
@@ -117,13 +117,13 @@ TEST_CASE("fusion: windows that lie apart in one buffer are written without a co
   check_same(columns.select(1, 0), pairs.select(1, 0) - pairs.select(1, 1));
 }
 
-TEST_CASE("fusion: places and draws are made in the kernel that uses them") {
+TEST_CASE("fusion: indices and draws are computed in the kernel that uses them") {
   const Tensor a = randn({33, 40});
-  // Shapes meet in one kernel where a place in a dim is that of its own shape.
+  // Ops of several shapes are fused, each with the indices of its own shape.
   CHECK(kernels([&] { return Tensors{tril((a + 1.0).exp(), 2) * 3.0}; }) == 1);
   CHECK(kernels([&] { return Tensors{(a * 2.0).view({40, 33}).triu() + eye(40, 33)}; }) == 1);
   CHECK(kernels([&] { return Tensors{a.view({1320}) + arange(1320) * 0.5}; }) == 1);
-  // Draws count on from one call to the next.
+  // The draw counter goes on from one call to the next.
   const auto fn = [&] {
     const Tensor noise = rand_like(a);
     return Tensors{(a + noise) * dropout(a.exp(), 0.3, true)};
@@ -141,7 +141,7 @@ TEST_CASE("fusion: places and draws are made in the kernel that uses them") {
   for (const Tensor& t : got) check_same(t, fn()[0]);
 }
 
-TEST_CASE("fusion: a dropout mask is never in memory, its gradient makes the same one again") {
+TEST_CASE("fusion: a dropout mask is never in memory, its gradient recomputes it") {
   Tensor x = randn({50, 40});
   x.set_requires_grad(true);
   const auto fn = [&] {
@@ -212,7 +212,7 @@ TEST_CASE("fusion: sums of products need no more memory than eager mode") {
   });
 }
 
-TEST_CASE("fusion: long polynomials and conversions bound a kernel") {
+TEST_CASE("fusion: long polynomials and conversions limit a kernel") {
   const test::TempCache cache;
   const Tensor x = randn({19}), half = randn({19}).to(kFloat16);
   CHECK(kernels([&] {
@@ -227,7 +227,7 @@ TEST_CASE("fusion: long polynomials and conversions bound a kernel") {
         }) > 1);
 }
 
-TEST_CASE("fusion: strided operands with numbers of their own fit what a kernel is handed") {
+TEST_CASE("fusion: strided operands with scalars of their own fit a kernel's arguments") {
   const test::TempCache cache;
   const Tensors in = many(60, {5, 4, 3, 2});
   const uint64_t n = kernels([&] {
@@ -242,7 +242,7 @@ TEST_CASE("fusion: strided operands with numbers of their own fit what a kernel 
   CHECK(n <= 5);
 }
 
-TEST_CASE("fusion: operands of many dims fit what a kernel is handed") {
+TEST_CASE("fusion: operands of many dims fit a kernel's arguments") {
   const test::TempCache cache;
   const Tensors in = many(30, {2, 2, 2, 2, 2, 2, 2});
   kernels([&] {
@@ -256,9 +256,9 @@ TEST_CASE("fusion: operands of many dims fit what a kernel is handed") {
   });
 }
 
-// What lies side by side in an operand may belong to rows one after the other: a CPU's generated
-// kernels turn it by blocks, as the library's loops do.
-TEST_CASE("fusion: operands across the walk, in any order, of any dtype and part") {
+// An operand may be contiguous along another dim than the kernel's rows: a CPU's generated kernels
+// transpose it by blocks, as the library's loops do.
+TEST_CASE("fusion: transposed operands, in any order of dims, of any dtype, and slices of them") {
   const test::TempCache cache;
   const Threads restore;
   const auto chain = [](const IntList& sizes, const IntList& order, DType t, int64_t without) {
@@ -283,24 +283,24 @@ TEST_CASE("fusion: operands across the walk, in any order, of any dtype and part
       CHECK(chain({10, 3, 5, 40}, {2, 3, 1, 0}, t, 1) == 1);
     }
   }
-  CHECK(chain({300, 512}, {1, 0}, kFloat32, 0) == 1);  // Lines that share few sets of a cache.
+  CHECK(chain({300, 512}, {1, 0}, kFloat32, 0) == 1);  // Cache lines that map to few sets.
   CHECK(chain({300, 2048}, {1, 0}, kUInt8, 0) == 1);
-  // Nothing of a row but what belongs to it: another operand's, the places, what all share.
+  // Together with other operands, indices and broadcasts each row gets only its own elements.
   const Tensor a = randn({90, 70}), b = randn({70, 90}), c = randn({90, 2, 70});
   CHECK(kernels([&] { return Tensors{tril(a + b.t()) * 2.0, a * b.t()}; }) == 1);
   kernels([&] { return Tensors{a.t() + b * 2.0, exp(a.t() + b.t().contiguous().t())}; });
   CHECK(kernels([&] { return Tensors{c.select(1, 1) * b.t() + c.select(1, 0)}; }) == 1);
-  // A kernel of rows turns no blocks: it does not take such an op in.
+  // A row kernel does not transpose blocks: such an op is not fused into it.
   const int kernels_of_rows = default_device() == kCPU ? 2 : 1;
   CHECK(kernels([&] { return Tensors{softmax(b.t() * 2.0, -1)}; }) == kernels_of_rows);
-  // Alone such an op has the library's kernel.
+  // By itself such an op runs as the library's kernel.
   auto step = brrr::step([&] { return b.t() * 2.0; }, StepOptions{.build_at_first_call = true});
   CHECK(same_bits(step(), b.t() * 2.0));
   CHECK(step.stats().fused_kernels == (default_device() == kCPU ? 0 : 1));
 }
 
-// A CPU makes random words for vectors of elements, which rows of other lengths would cut.
-TEST_CASE("fusion: random numbers share no kernel with rows of another length than vectors") {
+// A CPU makes random words for whole vectors of elements, which rows of other lengths would split.
+TEST_CASE("fusion: random draws are not fused into rows whose length is not whole vectors") {
   const test::TempCache cache;
   const auto noise = [](int64_t width) {
     const Tensor x = randn({24, width}), bias = randn({width});
@@ -312,7 +312,7 @@ TEST_CASE("fusion: random numbers share no kernel with rows of another length th
   const bool apart = default_device() == kCPU;
   for (int64_t width : {1, 16, 48}) CHECK(noise(width) == noise(32));
   for (int64_t width : {2, 7, 10, 17, 33}) CHECK(noise(width) == noise(32) + 2 * apart);
-  // Cut they may be anyway, where what they are multiplied with is cut from rows.
+  // They may be split where the operand that they multiply is a slice of rows.
   for (int64_t from : {0, 3}) {
     const Tensor x = randn({24, 37}).slice(1, from, from + 21);
     CHECK(kernels([&] {
@@ -322,7 +322,7 @@ TEST_CASE("fusion: random numbers share no kernel with rows of another length th
   }
 }
 
-TEST_CASE("fusion: what all parameters share as a number, expanded, keeps their tables") {
+TEST_CASE("fusion: an expanded scalar that all parameters share keeps their tables of operands") {
   const auto launches = [](int parameters) {
     std::vector<Tensor> all;
     for (int k = 0; k < parameters; ++k) all.push_back(randn({16, 4}).set_requires_grad());
@@ -343,7 +343,7 @@ TEST_CASE("fusion: what all parameters share as a number, expanded, keeps their 
   CHECK(launches(160) <= 16);
 }
 
-TEST_CASE("fusion: a value may live longer where less is alive than elsewhere") {
+TEST_CASE("fusion: a live range may be extended where less memory is live than at the peak") {
   const test::TempCache cache;
   const Tensor x = randn({64, 256}), w = randn({256, 256});
   const auto generated = [&](int64_t most) {
@@ -359,9 +359,9 @@ TEST_CASE("fusion: a value may live longer where less is alive than elsewhere") 
   CHECK(generated(64) == 2);
 }
 
-// The first product lies in memory of a result that is not written yet; where the value would live
-// longer it is.
-TEST_CASE("fusion: no value lives longer where results have been written") {
+// The first product uses memory of a result that is not written yet; where the value's live range
+// would be extended, the result has been written.
+TEST_CASE("fusion: no live range is extended where results have been written") {
   const test::TempCache cache;
   const Tensor x = randn({64, 1024}), w = randn({1024, 2048}), to_result = randn({2048, 6400});
   const Tensor between = randn({2048, 2048}), narrow = randn({2048, 16}), last = randn({2048, 16});
@@ -375,7 +375,7 @@ TEST_CASE("fusion: no value lives longer where results have been written") {
   }
 }
 
-TEST_CASE("fusion: no value lives longer beside what a library's kernel takes") {
+TEST_CASE("fusion: no live range is extended across the memory that a library kernel takes") {
   const test::TempCache cache;
   const Tensor x = randn({64, 1024}), w = randn({1024, 1024}), last = randn({1024, 16});
   for (const int64_t early : {64, 6144}) {

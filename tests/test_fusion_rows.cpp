@@ -1,4 +1,4 @@
-// Reductions and row ops share kernels with what stands around them, with eager's bits.
+// Reductions and row ops are fused with the ops around them, with eager's bits.
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -39,12 +39,11 @@ TEST_CASE("row fusion: what users write with exp, sum and division is one kernel
     const Tensor d = x - x.mean({-1}, true);
     return Tensors{d * rsqrt((d * d).mean({-1}, true) + 1e-5) * w};
   });
-  over_shapes(1,
-              [](const Tensor& x, const Tensor& w) {  // Results of rows beside those of elements.
-                const Tensor s = (x * 0.5).sum({-1}, true), p = prod(x * 0.3, {-1}, true);
-                return Tensors{s, x * w + s, norm(x, {-1}, true), p, tanh(s) * 2.0};
-              });
-  over_shapes(1, [](const Tensor& x, const Tensor& w) {  // As the gradient of a sum is expanded.
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {  // Results per row and per element.
+    const Tensor s = (x * 0.5).sum({-1}, true), p = prod(x * 0.3, {-1}, true);
+    return Tensors{s, x * w + s, norm(x, {-1}, true), p, tanh(s) * 2.0};
+  });
+  over_shapes(1, [](const Tensor& x, const Tensor& w) {  // Expanded, like the gradient of a sum.
     const Tensor s = x.square().sum({-1}, true);
     return Tensors{x * w + s.expand(x.sizes()), s * 2.0, w.expand(x.sizes()) - s};
   });
@@ -65,7 +64,7 @@ TEST_CASE("row fusion: row ops and their neighbours") {
   });
 }
 
-TEST_CASE("row fusion: rows of which a vector holds several, or one") {
+TEST_CASE("row fusion: short rows, several to a vector or one") {
   const test::TempCache cache;
   for (const auto& of : {std::pair{IntList{37, 2}, kFloat32},
                          {{3, 11, 4}, kBFloat16},
@@ -84,18 +83,18 @@ TEST_CASE("row fusion: rows of which a vector holds several, or one") {
             const Tensor s = (p * d).sum({-1}, true), most = amax(d, {-1}, true);
             return Tensors{p + s, s * 2.0, logsumexp(d, {-1}), most, d > most - 0.5};
           }) <= 2);
-    CHECK(kernels([&] {  // Places, too.
+    CHECK(kernels([&] {  // With indices, too.
             const Tensor at = arange(x.numel()).reshape(rows).to(x.dtype()) * 0.01;
             return Tensors{softmax(x + at, -1), (tril(x) * at).sum({-1})};
           }) <= 3);
-    CHECK(kernels([&] {  // No number of a row that takes long.
+    CHECK(kernels([&] {  // No expensive per-row scalar.
             const Tensor y = softmax(x * w, -1), c = y - y.mean({-1}, true);
             return Tensors{c * rsqrt((c * c).mean({-1}, true) + 0.1) + of_row};
           }) <= 2);
   }
 }
 
-TEST_CASE("row fusion: short rows without folds, with what they share and numbers of each") {
+TEST_CASE("row fusion: short rows without folds, with shared operands and per-row scalars") {
   const test::TempCache cache;
   for (const int64_t n : {2, 3, 10}) {
     CAPTURE(n);
@@ -107,7 +106,7 @@ TEST_CASE("row fusion: short rows without folds, with what they share and number
   }
 }
 
-TEST_CASE("row fusion: nothing is read beyond the end of what rows share") {
+TEST_CASE("row fusion: nothing is read past the end of an operand that rows share") {
   const test::TempCache cache;
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* const two =
@@ -148,7 +147,7 @@ TEST_CASE("row fusion: gradients, with those of weights, are one kernel") {
             const Tensor y = softmax(x + b, -1);
             return grad({y}, {x, b}, {}, {y * y});
           }) == 1);
-    CHECK(kernels([&] {  // What users write.
+    CHECK(kernels([&] {  // As users write it.
             const Tensor e = exp(x - amax(x, {-1}, true)), y = e / e.sum({-1}, true);
             return grad({y}, {x}, {}, {y * y});
           }) == 1);
@@ -183,8 +182,7 @@ TEST_CASE("row fusion: a loss over rows, its check of ids before anything is wri
   CHECK(kept.sum().item<double>() == doctest::Approx(2.0 * 130 * 65));
 }
 
-TEST_CASE(
-    "row fusion: one_hot is what its ids and places make, checked before anything is written") {
+TEST_CASE("row fusion: one_hot is computed from ids, checked before anything is written") {
   const test::TempCache cache;
   const Tensor x = randn({130, 65}), ids = randint(0, 65, {130}), kept = zeros({130, 65});
   const auto hit = [&] { return where(one_hot(ids, 65) != 0, x, 0.0); };
@@ -207,25 +205,25 @@ TEST_CASE(
   CHECK(kept.sum().item<double>() == doctest::Approx(2.0 * 130 * 65));
 }
 
-TEST_CASE("row fusion: what only looks alike stays apart") {
+TEST_CASE("row fusion: similar but incompatible ops are not fused") {
   const test::TempCache cache;
   const Tensor x = randn({33, 33}), y = randn({12, 40});
-  // Sums of rows without their dim broadcast along columns.
+  // Row sums without keepdim broadcast along columns.
   CHECK(kernels([&] { return Tensors{x / x.sum({-1})}; }) == 2);
   CHECK(kernels([&] { return Tensors{x - x.mean({0}, true)}; }) == 2);
   CHECK(kernels([&] { return Tensors{(y * 2.0).transpose(0, 1).contiguous().sum({-1})}; }) >= 1);
-  // A sum over rows is known after all of them.
+  // A sum over rows is known only after all rows.
   kernels([&] {
     const Tensor s = (y * 3.0).sum({0});
     return Tensors{y + s, s * 2.0};
   });
-  // Rows of one tensor are not those of a view of it.
+  // The rows of a tensor are not the rows of a view of it.
   kernels([&] {
     const Tensor e = exp(y);
     return Tensors{e.sum({-1}), e.view({24, 20}).sum({-1}), e.view({480}).sum()};
   });
   CHECK(kernels([&] { return Tensors{softmax(y.view({160, 3}) * 2.0, -1)}; }) == 2);  // Short rows.
-  // A number that no row changes is the kernel's, too; one that is written again is not.
+  // A scalar that no row changes is computed in the kernel too; one that is written again is not.
   CHECK(kernels([&] {
           const Tensor s = full({}, 3.0) * 0.5, t = exp(s);
           return Tensors{(y * s).sum({-1}), t};
@@ -262,13 +260,13 @@ TEST_CASE("row fusion: dims of one element, every other dim, means over rows") {
   };
   CHECK(kernels(finished) == 1);
   kernels([&] { return Tensors{logsumexp(z * 2.0, {0}), (z.to(kFloat64) * 2.0).mean({0})}; });
-  CHECK(kernels([&] {  // What users write.
+  CHECK(kernels([&] {  // As users write it.
           const Tensor d = z - z.mean({0}, true);
           return Tensors{d * rsqrt(square(d).mean({0}, true) + 1e-5)};
         }) == 4);
 }
 
-TEST_CASE("row fusion: a whole tensor of any length, with what comes of its sum") {
+TEST_CASE("row fusion: a whole tensor of any length, with ops on its sum") {
   const test::TempCache cache;
   for (const int64_t n : {1, 2, 15, 16, 17, 64, 80, 4095, 4096, 4097, 70000, 4096 * 4096 + 4097}) {
     CAPTURE(n);
@@ -284,14 +282,14 @@ TEST_CASE("row fusion: a whole tensor of any length, with what comes of its sum"
     }
   }
   const Tensor x = randn({24}), s = randn({1});
-  CHECK(kernels([&] {  // One row is the whole of a vector, beside what is broadcast along it.
+  CHECK(kernels([&] {  // One row is a whole 1-d tensor, with a broadcast along it.
           const Tensor t = tanh(x * 2.0);
           return Tensors{t, t * s.expand({24}), t.mean()};
         }) == 1);
   CHECK(kernels([&] { return Tensors{x / x.sum()}; }) == 2);  // Elements wait for the sum.
 }
 
-TEST_CASE("row fusion: sums over rows of what does not vary along them") {
+TEST_CASE("row fusion: sums over rows of values that are the same in all rows") {
   const test::TempCache cache;
   const Tensor x = randn({64, 32}), b = randn({32}).set_requires_grad();
   CHECK(kernels([&] { return Tensors{full({64, 32}, 2.0).sum({0})}; }) == 1);
@@ -308,7 +306,7 @@ TEST_CASE("row fusion: sums over rows of what does not vary along them") {
   });
 }
 
-TEST_CASE("row fusion: windows that joined before their kernel had rows") {
+TEST_CASE("row fusion: views that were fused before their kernel had rows") {
   const test::TempCache cache;
   const Tensor x = randn({16, 32}), v = randn({90});
   kernels([&] {
@@ -329,44 +327,44 @@ TEST_CASE("row fusion: explain() says what it saves") {
   auto step = brrr::step([&] { return ((x * w + 1.0) * 2.0).sum({-1}); },
                          {.require_graph = true, .build_at_first_call = true});
   step();
-  // Loaded: x, w. Stored: a number a row. One by one each op loads and stores 8 rows of 32.
+  // Loaded: x, w. Stored: a scalar per row. Unfused, each op loads and stores 8 rows of 32.
   const int kernel = 4 * (256 + 32 + 8), apart = 4 * (256 * 7 + 32 + 8);
   CHECK(step.explain().find(fmt::format("{} bytes moved instead of {} bytes", kernel, apart)) !=
         std::string::npos);
-  // What an op is given twice it reads once, by itself too.
+  // An operand that an op has twice is read once, unfused too.
   auto twice =
       brrr::step([&] { return x * x + 1.0; }, {.require_graph = true, .build_at_first_call = true});
   twice();
   CHECK(twice.explain().find("2048 bytes moved instead of 4096 bytes") != std::string::npos);
 }
 
-TEST_CASE("row fusion: explain() says why neighbours are not one kernel") {
+TEST_CASE("row fusion: explain() says why neighbours are not fused") {
   const test::TempCache cache;
   NoGradGuard guard;
-  const auto told = [](const std::function<Tensor(const Tensor&)>& f) {
+  const auto plan = [](const std::function<Tensor(const Tensor&)>& f) {
     auto s = step(f, {.require_graph = true, .build_at_first_call = true});
     s(randn({64, 32}));
     return s.explain();
   };
-  const std::string columns = told([](const Tensor& x) {
+  const std::string columns = plan([](const Tensor& x) {
     const Tensor y = exp(x);
     return y / y.sum({0});
   });
-  CHECK(columns.find("apart from ") != std::string::npos);
-  CHECK(columns.find("known only after all rows") != std::string::npos);
-  const std::string part = told([](const Tensor& x) { return exp(x).slice(0, 0, 10) * 2.0 + 1.0; });
-  CHECK(part.find("one walks over [64, 32], the other over [10, 32]") != std::string::npos);
-  // A sum of integers has a kernel of its own, before a generated one and behind it.
+  CHECK(columns.find("not fused with ") != std::string::npos);
+  CHECK(columns.find("complete only after the last row") != std::string::npos);
+  const std::string part = plan([](const Tensor& x) { return exp(x).slice(0, 0, 10) * 2.0 + 1.0; });
+  CHECK(part.find("one iterates over [64, 32], the other over [10, 32]") != std::string::npos);
+  // A sum of integers has its own kernel, before a generated one and after it.
   const std::string before =
-      told([](const Tensor& x) { return square(x - gt(x, 0.0).sum({0}, true)) * 2.0; });
-  CHECK(before.find("apart from sum, 256 bytes between them: such a fold") != std::string::npos);
-  const std::string behind = told([](const Tensor& x) { return gt(exp(x) * 2.0, 1.0).sum({0}); });
-  CHECK(behind.find("2048 bytes between them: such a fold") != std::string::npos);
-  const std::string one = told([](const Tensor& x) { return exp(x) * 2.0 + 1.0; });
-  CHECK(one.find("apart from ") == std::string::npos);
+      plan([](const Tensor& x) { return square(x - gt(x, 0.0).sum({0}, true)) * 2.0; });
+  CHECK(before.find("not fused with sum, 256 bytes between them: this fold") != std::string::npos);
+  const std::string after = plan([](const Tensor& x) { return gt(exp(x) * 2.0, 1.0).sum({0}); });
+  CHECK(after.find("2048 bytes between them: this fold") != std::string::npos);
+  const std::string one = plan([](const Tensor& x) { return exp(x) * 2.0 + 1.0; });
+  CHECK(one.find("not fused with ") == std::string::npos);
 }
 
-TEST_CASE("row fusion: what is done to many tensors is one kernel") {
+TEST_CASE("row fusion: one op on many tensors is one kernel") {
   const test::TempCache cache;
   for (const int n : {5, 40}) {
     CAPTURE(n);
@@ -405,9 +403,9 @@ TEST_CASE("row fusion: sums over rows of any number, on threads") {
   }
 }
 
-// More than the caches keep: results go around them where their rows are whole cache lines, and the
-// next rows are asked for, also those that are not there.
-TEST_CASE("row fusion: rows that stream") {
+// Larger than the caches: rows of whole cache lines are written with streaming stores, and the next
+// rows are prefetched, also past the last row.
+TEST_CASE("row fusion: rows with streaming stores") {
   const test::TempCache cache;
   const auto steps = [](const Tensor& x, const Tensor& g, int64_t n) {
     const Tensor w = ones({n}) * 1.5, b = ones({n}) * 0.5;
@@ -420,7 +418,7 @@ TEST_CASE("row fusion: rows that stream") {
       return grad({(y * g).sum()}, leaves);
     };
     kernels(backward);
-    // Passes without elements of their own, elements picked by an id, sums over the rows.
+    // Passes that store no elements, elements picked by an id, sums over rows.
     kernels([&] {
       const Tensor h = x * g, s = (h - h.mean({-1}, true)).exp().sum({-1}, true);
       return Tensors{s.log(), (h * s).sum({0}), (x - s).mean({-1})};

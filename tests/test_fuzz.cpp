@@ -21,7 +21,7 @@ namespace {
 
 struct Count {
   int instructions = 0, errors = 0;
-  uint64_t replays = 0, recordings = 0, made_anew = 0;
+  uint64_t replays = 0, recordings = 0, rematerialised = 0;
   int in_parts = 0;  ///< Steps of which some kernels ran part by part.
 };
 
@@ -37,7 +37,7 @@ struct Setup {
   StepOptions options;
 };
 
-// What differs first when the graph world's calls are replays, or "".
+// The first difference between the worlds when the graph world's calls are replays, or "".
 std::string same_bits(const std::vector<Program>& programs, const Setup& setup, Count* count) {
   World eager(programs.size(), setup.seed, setup.kind);
   World graph(programs.size(), setup.seed, setup.kind);
@@ -67,12 +67,12 @@ std::string same_bits(const std::vector<Program>& programs, const Setup& setup, 
   const StepStats stats = step.stats();
   count->replays += stats.replays;
   count->recordings += stats.recordings;
-  count->made_anew += stats.made_anew;
+  count->rematerialised += stats.rematerialised;
   count->in_parts += step.explain().find("parts, one after the other") != std::string::npos;
   return stats.fallbacks ? "fallback: " + stats.last_fallback : "";
 }
 
-// What a call that throws in its middle, or whose kernels fail at its end, leaves behind, or "".
+// The change left by a call that throws in its middle, or whose kernels fail at its end, or "".
 std::string atomic(const std::vector<Program>& programs, const Setup& setup, Count* count) {
   World graph(1, setup.seed, setup.kind), untouched(1, setup.seed, setup.kind);
   const Program& p = programs[0];
@@ -85,11 +85,11 @@ std::string atomic(const std::vector<Program>& programs, const Setup& setup, Cou
   auto step = brrr::step(fn, setup.options);
   for (int call = 0; call < setup.calls; ++call) {
     const std::string at = "call " + std::to_string(call) + ": ";
-    // The user's own; no step can undo those. Held for both, as views that are there forbid writes.
+    // The user's own handles, which no step can undo. Held in both, as live views forbid writes.
     const std::vector<State> handles = graph.states, others = untouched.states;
     const RngState random = rng_state();
     graph.stop = SIZE_MAX;
-    if (call % 2) {  // Between the failures the step gets on.
+    if (call % 2) {  // Between failures the step advances.
       untouched.run(programs, untouched.batch(1)[0], untouched.batch(1)[1]);
       set_rng_state(random);
       bad_index = false;
@@ -114,7 +114,7 @@ std::string atomic(const std::vector<Program>& programs, const Setup& setup, Cou
   return "";
 }
 
-// What differs first between a frozen step and eager calls, or "".
+// The first difference between a frozen step and eager calls, or "".
 std::string frozen(const std::vector<Program>& all, const Setup& setup, Count* count) {
   std::vector<Program> programs = all;
   // A frozen step does not run the function, so handles that it assigns stay as they are.
@@ -153,7 +153,7 @@ std::string frozen(const std::vector<Program>& all, const Setup& setup, Count* c
   return "";
 }
 
-// The same in a process of its own, so that a program that crashes can be shrunk too.
+// The check in a child process, so that a program that crashes can be shrunk too.
 std::string outcome(const std::vector<Program>& programs, const Setup& setup) {
   int ends[2];
   if (pipe(ends) != 0) return "no pipe";
@@ -164,8 +164,8 @@ std::string outcome(const std::vector<Program>& programs, const Setup& setup) {
     signal(SIGABRT, SIG_DFL);
     Count ignored;
     const std::string text = setup.check(programs, setup, &ignored);
-    const bool told = write(ends[1], text.data(), text.size()) >= 0;
-    _exit(told ? 0 : 1);
+    const bool sent = write(ends[1], text.data(), text.size()) >= 0;
+    _exit(sent ? 0 : 1);
   }
   close(ends[1]);
   std::string text(4096, 0);
@@ -222,7 +222,7 @@ void fuzz(const std::string& what, Check check, int packs, int per_pack, int len
     for (int k = 0; k < per_pack; ++k) {
       programs.push_back(generate(setup.seed + static_cast<uint64_t>(k), length, branches, kind));
     }
-    const bool apart = std::getenv("BRRR_FUZZ_FORK") != nullptr;  // To find what crashes.
+    const bool apart = std::getenv("BRRR_FUZZ_FORK") != nullptr;  // To find crashes.
     if (apart ? outcome(programs, setup).empty() : setup.check(programs, setup, &count).empty()) {
       continue;
     }
@@ -231,7 +231,7 @@ void fuzz(const std::string& what, Check check, int packs, int per_pack, int len
   }
   MESSAGE(what << ": " << count.instructions << " instructions, " << count.errors << " errors, "
                << count.recordings << " recordings, " << count.replays << " replays, "
-               << count.in_parts << " steps in parts, " << count.made_anew << " made anew");
+               << count.in_parts << " steps in parts, " << count.rematerialised << " recomputed");
 }
 
 }  // namespace
@@ -248,7 +248,7 @@ TEST_CASE("fuzz: replayed programs equal eager ones") {
        {.build_at_first_call = true, .part_bytes = 64}, 10000001);
 }
 
-TEST_CASE("fuzz: nets, in parts and in little memory, equal eager ones") {
+TEST_CASE("fuzz: nets, run in parts and with a memory budget, equal eager ones") {
   test::TempCache cache;
   const int nets = test::random_cases(1, 2000);
   fuzz("nets", same_bits, nets, 1, 12, 3, false, {.build_at_first_call = true}, 11000001,
@@ -279,14 +279,14 @@ TEST_CASE("fuzz: kernels built at the second call, and without fusion") {
 }
 
 TEST_CASE("fuzz: a step that throws has changed nothing") {
-  // A step's second whole call, its fourth here, builds kernels.
+  // A step's second complete call, its fourth here, builds kernels.
   fuzz("atomic, walked", atomic, test::random_cases(400, 20000), 1, 16, 3, false, {}, 6000001);
   fuzz("atomic, built", atomic, test::random_cases(8, 20000), 1, 16, 7, false, {}, 6000001);
   fuzz("atomic, replayed", atomic, test::random_cases(200, 20000), 1, 16, 7, false,
        {.build_at_first_call = true, .fuse = false}, 7000001);
 }
 
-TEST_CASE("fuzz: a frozen step goes on like eager calls") {
+TEST_CASE("fuzz: a frozen step equals eager calls") {
   fuzz("frozen", frozen, test::random_cases(400, 20000), 1, 8, 6, false,
        {.build_at_first_call = true, .fuse = false}, 8000001);
 }

@@ -1,4 +1,4 @@
-// What the fuzzer and reading with its eyes found, each by itself.
+// Bugs that the fuzzer and code reviews found, a case each.
 #include <doctest/doctest.h>
 
 #include "tests/fuzz_steps.h"
@@ -17,7 +17,7 @@ TEST_CASE("regression: recordings that differ in an input's strides share no pre
   step(x);
   twice = true;
   step(x.t());
-  // Begins as the first recording and goes on as the second, which read a transposed input.
+  // Begins like the first recording and goes on like the second, which read a transposed input.
   CHECK(bits_of(step(x)) == bits_of(fn(x)));
 }
 
@@ -35,7 +35,7 @@ TEST_CASE("regression: recordings that differ in an input's dtype share no prefi
   CHECK(bits_of(step(x)) == bits_of(fn(x)));
 }
 
-TEST_CASE("regression: a number that varies where an input is first used costs one recording") {
+TEST_CASE("regression: a scalar that varies where an input is first used costs one recording") {
   double k = 1;
   auto step = brrr::step([&](const Tensor& x, const Tensor& y) { return x * k + y; });
   const Tensor x = randn({3}), y = randn({3});
@@ -72,7 +72,7 @@ TEST_CASE("regression: as_strided counts from the storage, wherever an input beg
   CHECK_THROWS_WITH(before(), doctest::Contains("lies before the storage"));
 }
 
-TEST_CASE("regression: an error that the function catches is no reason to record again") {
+TEST_CASE("regression: an error that the function catches causes no new recording") {
   auto step = brrr::step([](const Tensor& x) {
     Tensor y = x * 2.0;
     try {
@@ -96,7 +96,7 @@ TEST_CASE("regression: a float64 tensor is filled with the double") {
   CHECK(t.select(0, 2).item<double>() == 0.3);
 }
 
-TEST_CASE("regression: a frozen step without zero_grad goes on accumulating") {
+TEST_CASE("regression: a frozen step without zero_grad keeps accumulating") {
   const Tensor w = randn({3}).set_requires_grad();
   auto step = brrr::step([&](const Tensor& x) { (w * x).sum().backward(); });
   const Tensor x = ones({3});
@@ -131,10 +131,10 @@ TEST_CASE("regression: rows that are kept, of a window over several dims") {
   auto step = brrr::step(fn, {.build_at_first_call = true});
   const Tensor x = randn({64, 8, 8});
   CHECK(bits_of(step(x)) == bits_of(fn(x)));
-  CHECK(step.stats().fallbacks == 0);  // Two names in the kernel's text were one.
+  CHECK(step.stats().fallbacks == 0);  // Two names in the kernel's text collided.
 }
 
-TEST_CASE("regression: an index that the step computes is there before it is checked") {
+TEST_CASE("regression: an index that the step computes is available before it is checked") {
   // With one class the index and the result have the same elements: one kernel could hold both.
   const Tensor ids = tensor({0, 2, 0, 0, 2});
   const auto fn = [&] { return one_hot(where(ids != 2, ids, 0), 1) * 2; };

@@ -23,7 +23,7 @@ struct Shape {
 
 // Small, odd and just around tiles (8 x 48, 6 x 16), blocks of a transpose, and the copied panels
 // of 256 and more than 512 rows; more than a block of 512 rows, and of 128 K results; right
-// operands that are asked for ahead of time, and sums longer than a chain.
+// operands that are prefetched, and sums longer than a chain.
 const std::vector<Shape> kShapes = {
     {1, 1, 1},      {1, 1, 7},       {2, 3, 5},     {1, 200, 31},   {2, 129, 300},  {3, 17, 33},
     {4, 64, 16},    {5, 47, 40},     {7, 49, 257},  {8, 48, 64},    {9, 95, 24},    {16, 16, 16},
@@ -31,7 +31,7 @@ const std::vector<Shape> kShapes = {
     {130, 5, 90},   {200, 1, 65},    {97, 24, 260}, {31, 160, 600}, {530, 70, 520}, {520, 270, 300},
     {40, 60, 1300}, {70, 1100, 520}, {9, 50, 8500}, {1, 33, 8500},  {30, 2, 8500},  {1, 1, 13000}};
 
-struct Matrix {  // Row-major, `ld` apart, `shift` floats off an aligned address.
+struct Matrix {  // Row-major with leading dimension `ld`, `shift` floats past an aligned address.
   int64_t rows, cols, ld;
   std::vector<float> data;
   size_t shift;
@@ -45,7 +45,7 @@ struct Matrix {  // Row-major, `ld` apart, `shift` floats off an aligned address
   const float* at(int64_t i, int64_t j) const { return data.data() + shift + i * ld + j; }
 };
 
-// The logical operand [rows, cols], stored as it is or transposed.
+// The logical operand [rows, cols], stored row-major or transposed.
 Matrix stored(const Matrix& x, bool transposed, int64_t gap, size_t shift) {
   Matrix r(transposed ? x.cols : x.rows, transposed ? x.rows : x.cols, gap, shift);
   for (int64_t i = 0; i < x.rows; ++i) {
@@ -71,7 +71,7 @@ Matrix product(Kernel kernel, const Matrix& a, const Matrix& b, bool trans_a, bo
   kernel({kFloat32, trans_a, trans_b, a.rows, b.cols, a.cols, left.at(0, 0), left.ld,
           right.at(0, 0), right.ld, c.at(0, 0), c.ld});
   for (size_t i = 0; i < shift; ++i) CHECK(c.data[i] == -77.0f);
-  for (int64_t i = 0; i < c.rows; ++i) {  // What lies between the rows is not C's.
+  for (int64_t i = 0; i < c.rows; ++i) {  // The padding between rows is not written.
     for (int64_t j = c.cols; j < c.ld; ++j) CHECK(*c.at(i, j) == -77.0f);
   }
   return c;
@@ -102,8 +102,8 @@ bool close(const Matrix& a, const Matrix& b, const Matrix& c) {
   return true;
 }
 
-// The definition: one chain of fused multiply-adds from zero; of very many terms the sum of chains
-// of 256.
+// The definition: one chain of fused multiply-adds from zero; above kLongestChain terms the sum of
+// chains of 256.
 Matrix chain(const Matrix& a, const Matrix& b) {
   Matrix c(a.rows, b.cols);
   for (int64_t i = 0; i < c.rows; ++i) {
@@ -133,7 +133,7 @@ template <class F> void for_all_transposes(const F& f) {
 
 }  // namespace
 
-TEST_CASE("gemm: right for all shapes and transposes, whatever kernel takes them") {
+TEST_CASE("gemm: correct for all shapes and transposes, whichever kernel is chosen") {
   for (const Shape& s : kShapes) {
     CAPTURE(s.m);
     CAPTURE(s.n);
@@ -182,7 +182,7 @@ TEST_CASE("small gemm: a right operand that was copied once serves all products 
           ++copied;
         }
         g.packed = copy.data();
-        g.b = zeros.data();  // The copy is all it reads.
+        g.b = zeros.data();  // Only the copy is read.
         cpu::small_gemm(g);
         CHECK(same_bits(c, chain(a, b)));
       }
@@ -241,20 +241,20 @@ TEST_CASE("gemm: empty dimensions") {
   cpu::gemm({kFloat32, false, false, 0, 3, 2, x, 2, x, 3, c, 3});
   cpu::gemm({kFloat32, false, true, 3, 0, 2, x, 2, x, 2, c, 3});
   CHECK(c[0] == 1);
-  cpu::gemm({kFloat32, false, false, 2, 2, 0, x, 0, x, 2, c, 3});  // Sums of nothing, row by row.
+  cpu::gemm({kFloat32, false, false, 2, 2, 0, x, 0, x, 2, c, 3});  // Empty sums, row by row.
   CHECK(std::vector<float>(c, c + 6) == std::vector<float>{0, 0, 3, 0, 0, 6});
 }
 
-TEST_CASE("small gemm: the choice is one of shape and transposes") {
+TEST_CASE("small gemm: the choice depends on shape and transposes only") {
   std::vector<float> memory(1 << 16);
   Gemm g{kFloat32, false, true, 32, 64, 96, memory.data(), 96, memory.data(), 96, nullptr, 64};
-  const bool taken = cpu::small_gemm_wins(g);
+  const bool taken = cpu::use_small_gemm(g);
   g.lda = 128;
   g.ldb = 100;
   g.ldc = 77;
   g.a = memory.data() + 1;
   g.b = memory.data() + 3;
-  CHECK(cpu::small_gemm_wins(g) == taken);
+  CHECK(cpu::use_small_gemm(g) == taken);
   g.dtype = kFloat64;
-  CHECK(!cpu::small_gemm_wins(g));
+  CHECK(!cpu::use_small_gemm(g));
 }

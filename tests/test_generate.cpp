@@ -39,14 +39,14 @@ std::vector<GPTOptions> kinds(int64_t block) {
   return {learned, rotary};
 }
 
-// Far from uniform, so that choices depend on the context.
+// Makes predictions far from uniform, so that choices depend on the context.
 void sharpen(const GPT& gpt) {
   NoGradGuard guard;
   manual_seed(21);
   for (const Tensor& p : gpt.parameters()) p.add_(randn(p.sizes()) * 0.2);
 }
 
-// What generation means, without a cache: the whole context every time.
+// Generation by definition, without a cache: the whole context every time.
 Ids greedy(GPT& gpt, Ids context, int64_t tokens) {
   NoGradGuard guard;
   gpt.eval();
@@ -101,7 +101,7 @@ TEST_CASE("generate: logits with a cache are those without") {
 }
 
 TEST_CASE("generate: 256 tokens are the same in both modes, from one recording") {
-  for (int64_t block : {16, 272}) {  // The context is cut again and again, and never.
+  for (int64_t block : {16, 272}) {  // The context is cut repeatedly, or never.
     for (const GPTOptions& o : kinds(block)) {
       GPT gpt(o);
       sharpen(gpt);
@@ -115,7 +115,7 @@ TEST_CASE("generate: 256 tokens are the same in both modes, from one recording")
       CHECK(graph(prompt) == eager);
       CHECK(graph.stats().recordings == 1);
       CHECK(graph.stats().fallbacks <= 1);
-      // Other lengths are the same step; the same prompt gives the same text again.
+      // Prompts of other lengths use the same recording; the same prompt gives the same text again.
       CHECK(graph({2}).size() == 256);
       CHECK(graph(prompt) == eager);
       CHECK(graph.stats().recordings == 1);
@@ -123,7 +123,7 @@ TEST_CASE("generate: 256 tokens are the same in both modes, from one recording")
   }
 }
 
-TEST_CASE("generate: at temperature 0 it is the likeliest token of the context as defined") {
+TEST_CASE("generate: at temperature 0 each token is the likeliest one after its context") {
   for (int64_t block : {1, 2, 7, 16}) {
     for (const GPTOptions& o : kinds(block)) {
       CAPTURE(block);
@@ -179,7 +179,7 @@ TEST_CASE("generate: the random stream, the module's mode and gradients stay the
   gpt.eval();
   CHECK(generate(gpt, {1}, {.tokens = 0}).empty());
   CHECK_FALSE(gpt.is_training());
-  // An error gives everything back, too.
+  // An error restores everything too.
   gpt.train();
   {
     const NoGradGuard guard;
@@ -190,35 +190,34 @@ TEST_CASE("generate: the random stream, the module's mode and gradients stay the
   CHECK(rng_state().seed == 40);
 }
 
-TEST_CASE("generate: on_token gets each id in its turn, and what it throws ends the call") {
+TEST_CASE("generate: on_token gets each id in order, and an exception from it ends the call") {
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     GPT gpt(kinds(16)[0]);
     sharpen(gpt);
     manual_seed(40);
-    Ids told;
+    Ids received;
     size_t most = 1000;
     Generator g(gpt, {.tokens = 30, .seed = 6, .mode = mode, .on_token = [&](int64_t id) {
-                        if (told.size() == most) throw std::runtime_error("enough");
-                        told.push_back(id);
+                        if (received.size() == most) throw std::runtime_error("enough");
+                        received.push_back(id);
                       }});
     const Ids made = g({1, 2});
-    CHECK(told == made);
+    CHECK(received == made);
     CHECK(generate(gpt, {1, 2}, {.tokens = 30, .seed = 6}) == made);
-    told.clear();
-    most = 20;  // The context has been cut by then.
+    received.clear();
+    most = 20;  // The context has been cut before that.
     CHECK_THROWS_WITH_AS(g({1, 2}), "enough", std::runtime_error);
-    CHECK(told == Ids(made.begin(), made.begin() + 20));
+    CHECK(received == Ids(made.begin(), made.begin() + 20));
     CHECK(gpt.is_training());
     CHECK(rng_state().draw == 0);
-    told.clear();
+    received.clear();
     most = 1000;
     CHECK(g({1, 2}) == made);
-    CHECK(told == made);
+    CHECK(received == made);
   }
 }
 
-TEST_CASE(
-    "generate: a Generator that has seen weights of NaN makes of good ones what a new one does") {
+TEST_CASE("generate: after weights of NaN a Generator works as a new one") {
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     for (const GPTOptions& o : kinds(8)) {
       GPT gpt(o);
@@ -239,7 +238,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("sample: draws by the weights that are left") {
+TEST_CASE("sample: draws by the remaining weights") {
   manual_seed(8);
   const Tensor logits = tensor(std::vector<float>{0.5f, 0.2f, 0.15f, 0.1f, 0.05f}).log();
   const int64_t n = 40000;
@@ -270,7 +269,7 @@ TEST_CASE("sample: draws by the weights that are left") {
   for (const double t : {1e39, 1e300}) near(frequencies({.temperature = t}), {.2, .2, .2, .2, .2});
   const Tensor barred = tensor({1.0f, -INFINITY});  // Never drawn.
   CHECK(sample(barred.expand({20, 2}), {.temperature = 1e39}).max().item<int64_t>() == 0);
-  // Each row by its own logits.
+  // Each row is drawn by its own logits.
   CHECK(sample(eye(4) * 100.0, {.top_k = 3}).to_vector<int64_t>() == Ids{0, 1, 2, 3});
 }
 
@@ -289,21 +288,21 @@ TEST_CASE("sample, generate: logits that are not finite are named, however ids a
     CHECK(sample(ones({0, 3}), o).numel() == 0);
     for (const Mode mode : {Mode::Eager, Mode::Graph}) {
       GPT gpt(kinds(8)[0]);
-      Ids told;
+      Ids received;
       Generator g(gpt, {.tokens = 12,
                         .temperature = o.temperature,
                         .top_k = o.top_k,
                         .top_p = o.top_p,
                         .mode = mode});
-      Generator telling(gpt, {.temperature = o.temperature,
-                              .mode = mode,
-                              .on_token = [&](int64_t id) { told.push_back(id); }});
+      Generator with_callback(gpt, {.temperature = o.temperature,
+                                    .mode = mode,
+                                    .on_token = [&](int64_t id) { received.push_back(id); }});
       g({1, 2});
       const NoGradGuard guard;
       for (const Tensor& p : gpt.parameters()) p.fill_(std::nan(""));
       CHECK_THROWS_WITH_AS(g({1, 2}), kNotFinite, Error);
-      CHECK_THROWS_WITH_AS(telling({1, 2}), kNotFinite, Error);
-      CHECK(told.empty());
+      CHECK_THROWS_WITH_AS(with_callback({1, 2}), kNotFinite, Error);
+      CHECK(received.empty());
     }
   }
 }

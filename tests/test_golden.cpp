@@ -1,18 +1,18 @@
-// A checksum of what every public op gives on the CPU, and of the gradients of its inputs: eager
-// mode, float32 and float64 (numbers also in int64). A change that is to keep every bit keeps
-// tests/golden_sums.txt.
+// Checksums of the results of every public op on the CPU and of the gradients of its inputs, in
+// eager mode, float32 and float64 (number_calls() also in int64). A change that must keep every bit
+// must keep tests/golden_sums.txt.
 //
-// After a change that is to give other bits, or that adds a call here, write the file anew from
-// the repository's root and look at what git says has changed:
+// After a change that is meant to change bits, or that adds a call here, rewrite the file from the
+// repository's root and review what git shows as changed:
 //
 //   BRRR_WRITE_GOLDEN=1 build/release/bin/brrr_tests -tc='golden*'
 //
 // A line is the call, the dtype, the case, then "y=" for the results and "d<i>=" for the gradient
-// of input i. Each case is run with dense operands and with operands in other layouts; a sum goes
-// over all of them. Calls are public ones and are named by what users write, so that lines do not
-// change with the rows behind them. The sums hold for every machine, number of threads and kind of
-// build: what may call OpenBLAS gets whole numbers, whose sums are exact in any order. Gradients of
-// attention's mask are left out, as they are made of such products.
+// of input i. Each case runs with dense operands and with operands in other layouts; one checksum
+// covers all of them. Calls are public ones, named as users write them, so that lines do not change
+// with the rows behind them. The checksums are the same on every machine, with any number of
+// threads, in every build: calls that may reach OpenBLAS get whole numbers, whose sums are exact in
+// any order. Gradients of attention's mask are left out, as they come from such products.
 
 #include <cstdlib>
 #include <fstream>
@@ -33,7 +33,7 @@ const std::string kPath = std::string(BRRR_SOURCE_DIR) + "/tests/golden_sums.txt
 
 // --- lines ---------------------------------------------------------------------------------------
 
-// Of dtypes, sizes and comparable_bytes().
+// A checksum of dtypes, sizes and comparable_bytes().
 struct Sum : Fnv {
   void take(const Tensor& t) {
     const std::string kind = t.defined() ? name(t.dtype()) + to_string(t.sizes()) : "undefined";
@@ -89,12 +89,12 @@ class Lines {
         if (what[0] == *k) line += fmt::format(" {}={:016x}", what, sum.hash);
       }
     }
-    CHECK_MESSAGE(lines.emplace(key, line).second, "two calls are called ", key);
+    CHECK_MESSAGE(lines.emplace(key, line).second, "two calls have the name ", key);
   }
   std::map<std::string, std::string> lines;
 };
 
-// With three operands of equal sizes, of sizes that broadcast, and at the ends of the ranges.
+// With three operands of equal sizes, of sizes that broadcast, and at the limits of the ranges.
 void pointwise_lines(Lines& l, const Call& c, DType t) {
   const auto operand = [&](const IntList& s, int i) { return sampled(s, t, c.lo, c.hi, i); };
   for (const IntList& s : {IntList{1, 1}, {3, 17}, {40, 67}, {211, 200}}) {
@@ -264,7 +264,7 @@ void attention_lines(Lines& l, DType t) {
   }
 }
 
-// Parameters after one step and after three; one between them is told to change nothing.
+// Parameters after one step and at the end; the step with found_inf set must change nothing.
 template <class Optimizer, class Options>
 void optimizer_line(Lines& l, const char* called, DType t, const Options& options) {
   for (const IntList& s : {IntList{3, 17}, {33000}}) {
@@ -319,7 +319,7 @@ Lines all_lines() {
 
 }  // namespace
 
-TEST_CASE("golden: every op gives the bits it gave") {
+TEST_CASE("golden: every op gives the recorded bits") {
   const Lines now = all_lines();
   if (std::getenv("BRRR_WRITE_GOLDEN")) {
     std::ofstream out(kPath);

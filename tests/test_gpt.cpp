@@ -32,7 +32,7 @@ GPTOptions modern() {
   return o;
 }
 
-// What tests/golden/make_gpt_golden.py takes for parameters and ids.
+// The numbers that tests/golden/make_gpt_golden.py uses for parameters and ids.
 float golden_number(uint32_t salt, uint32_t i, double base) {
   uint32_t h = i * 2654435761u + salt * 40503u + 12345u;
   h ^= h >> 15;
@@ -104,7 +104,7 @@ TEST_CASE("gpt: names, shapes and the number of parameters are GPT-2's") {
   CHECK(dict.at("h.1.attn.c_attn.weight").sizes() == IntList{96, 32});
   CHECK(dict.at("h.1.mlp.c_fc.weight").sizes() == IntList{128, 32});
   CHECK(dict.at("h.1.mlp.c_proj.bias").sizes() == IntList{32});
-  // Embeddings, 12 w^2 + 13 w a layer, the last norm.
+  // Embeddings, 12 w^2 + 13 w per layer, the last norm.
   CHECK(gpt.num_parameters() == (17 + 8) * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32);
   CHECK(gpt(ids_of(3, 5, 7, 17)).sizes() == IntList{3, 5, 17});
 

@@ -46,7 +46,7 @@ void check_same(const StateDict& a, const StateDict& b) {
 
 }  // namespace
 
-TEST_CASE("gpt2: another writer's checkpoint gives another implementation's logits") {
+TEST_CASE("gpt2: another implementation's checkpoint gives that implementation's logits") {
   GPT gpt(kTiny);
   load_gpt2(kFile, gpt);
   const StateDict file = load(kFile);
@@ -75,7 +75,7 @@ TEST_CASE("gpt2: saved and loaded again, every bit is there, and the layout is t
     CHECK(metadata.at("format") == "pt");
     CHECK(dict.count("lm_head.weight") == !tied);
     CHECK(dict.at("transformer.h.0.mlp.c_proj.weight").sizes() == IntList{32, 8});
-    // The names of the independent file, less its constant masks.
+    // The names of the independent file, without its constant masks.
     for (const auto& [name, t] : load(kFile)) {
       const bool mask = contains(name, ".attn.bias") || contains(name, "masked_bias");
       CHECK(dict.count(name) == !mask);
@@ -83,7 +83,7 @@ TEST_CASE("gpt2: saved and loaded again, every bit is there, and the layout is t
   }
 }
 
-TEST_CASE("gpt2: names without prefix, an own head, other dtypes") {
+TEST_CASE("gpt2: names without prefix, a separate head, other dtypes") {
   GPT want(kTiny);
   load_gpt2(kFile, want);
   Changed f;
@@ -94,7 +94,7 @@ TEST_CASE("gpt2: names without prefix, an own head, other dtypes") {
   CHECK(f.load_into(gpt) == "");
   check_same(gpt.state_dict(), want.state_dict());
 
-  // A head that repeats the embedding is tied; another one needs a model that is not.
+  // A head equal to the embedding is tied; any other head needs an untied model.
   f.dict["lm_head.weight"] = bare.at("wte.weight").clone();
   CHECK(f.load_into(gpt) == "");
   f.dict["lm_head.weight"] = bare.at("wte.weight") * 2.0;
@@ -114,12 +114,12 @@ TEST_CASE("gpt2: names without prefix, an own head, other dtypes") {
                    bare.at("wpe.weight").to(kFloat16).to(kFloat32));
 }
 
-TEST_CASE("gpt2: what does not fit is listed at once and changes nothing") {
+TEST_CASE("gpt2: all mismatches are listed at once, and nothing changes") {
   GPT gpt(kTiny);
   StateDict before;
   for (const auto& [name, t] : gpt.state_dict()) before[name] = t.clone();
   Changed f;
-  f.dict["transformer.h.0.mlp.c_fc.weight"] = zeros({32, 8});  // As a linear layer has it.
+  f.dict["transformer.h.0.mlp.c_fc.weight"] = zeros({32, 8});  // A linear layer's layout.
   f.dict["transformer.h.2.ln_1.weight"] = zeros({8});
   f.dict["transformer.wpe.weight"] = zeros({6, 8}, kInt64);
   f.dict.erase("transformer.ln_f.bias");

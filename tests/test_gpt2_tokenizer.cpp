@@ -25,7 +25,7 @@ using Ids = std::vector<int64_t>;
 
 namespace {
 
-// A vocabulary of the 256 bytes, in the order of the published one, and what merges make of them.
+// A vocabulary of the 256 bytes, in the order of the published one, and the tokens made by merges.
 struct Vocabulary {
   std::vector<std::string> tokens;
   std::string merges = "#version: 0.2\n";
@@ -130,7 +130,7 @@ TEST_CASE("GPT-2: any bytes survive, the special token only on request") {
   CHECK_THROWS_WITH_AS(t.decode({3, 261}), Contains("id 261 at position 1"), Error);
 }
 
-// The published loop, as it stands: the lowest rank, everywhere, and again.
+// The published loop, unchanged: merges the pair of lowest rank everywhere, and repeats.
 static std::vector<std::string> merge_naively(
     std::vector<std::string> word,
     const std::map<std::pair<std::string, std::string>, size_t>& ranks) {
@@ -193,7 +193,7 @@ TEST_CASE("GPT-2: a piece of a megabyte") {
   CHECK(t.encode(word) == Ids(word.size() / 2, 257));
 }
 
-TEST_CASE("GPT-2: files that do not fit give errors that name file and line") {
+TEST_CASE("GPT-2: malformed files give errors that name file and line") {
   const Vocabulary v = small();
   const auto with = [&](const std::function<void(json&)>& change) {
     json vocab = v.vocab();
@@ -259,7 +259,7 @@ TEST_CASE("GPT-2: files that do not fit give errors that name file and line") {
   }
   CHECK_THROWS_AS(GPT2Tokenizer(v.dir.file("none"), v.dir.file("merges.txt")), Error);
   CHECK_THROWS_AS(GPT2Tokenizer(v.dir.path.string(), v.dir.file("merges.txt")), Error);
-  // What differs only in form is fine: no version line, Windows' ends of lines, no last one.
+  // Differences of form only are accepted: no version line, Windows line ends, no final line end.
   std::string windows;
   for (char c : v.merges) windows += c == '\n' ? "\r\n" : std::string(1, c);
   for (const std::string& merges :

@@ -25,7 +25,7 @@ struct Training {
   explicit Training(const StepOptions& options, DType d = kFloat32)
       : dtype(d), step([this](const Tensor& x, const Tensor& y) { return run(x, y); }, options) {}
 
-  // Something to learn: mostly one id after the other, with jumps.
+  // Data with structure to learn: mostly consecutive ids, with jumps.
   static data::Tokens tokens() {
     std::vector<int64_t> ids;
     uint32_t state = 5;
@@ -62,7 +62,7 @@ struct Training {
   }
 };
 
-// One 200-step run; all of it as bits, and the losses as numbers.
+// One 200-step run: its state as bits, and the losses as doubles.
 struct Record {
   Trace trace;
   std::vector<double> losses;
@@ -76,7 +76,7 @@ Record train(const StepOptions& options, DType dtype = kFloat32) {
     const Tensor loss = t.next();
     r.losses.push_back(loss.item<double>());
     r.trace.add(loss);
-    // Sums of bits would hide an exchange: the leaves themselves, now and then, and at the end.
+    // Checksums would hide a permutation: add the leaves themselves, now and then and at the end.
     for (const Tensor& p : t.gpt.parameters()) r.trace.add(p.grad());
     if (i % 20 == 19 || i < 3) r.trace.add_leaves(t.gpt.parameters());
   }
@@ -92,7 +92,7 @@ void check_one_recording(const Record& r) {
   CHECK(r.stats.fallbacks == 0);
 }
 
-// Both runs hold the same parameters and have drawn the same numbers: |a - b| / |b| of gradients.
+// |a - b| / |b| of the gradients; both runs have the same parameters and random draws.
 double gradient_error(const Training& a, const Training& b) {
   double difference = 0, size = 0;
   for (size_t i = 0; i < a.gpt.parameters().size(); ++i) {
@@ -114,7 +114,7 @@ TEST_CASE("gpt training: 200 steps in float32 are the same to the bit in both mo
   check_one_recording(graph);
   CHECK(graph.losses.front() > 2.7);
   CHECK(graph.losses.back() < 1.5);
-  // Chains that round once are those of 16 bits: float32 has none.
+  // Fast skips roundings only in 16-bit chains: float32 has none.
   const Record fast = train({.mode = Mode::Graph, .numerics = Numerics::Fast});
   CHECK(first_difference(eager.trace, fast.trace) == -1);
 }
@@ -134,8 +134,8 @@ TEST_CASE("gpt training: fast bfloat16 stays within its tolerance") {
   const TempCache cache;
   const StepOptions strict{.mode = Mode::Graph},
       fast{.mode = Mode::Graph, .numerics = Numerics::Fast};
-  // A step from the same state: a rounding of 2^-8 an op, of which a gradient passes a few dozen;
-  // their errors add up like a random walk's.
+  // One step from the same state: a rounding of 2^-8 per op, a few dozen of them in a gradient; the
+  // errors add up like a random walk's.
   constexpr double rounding = 0x1p-8;
   manual_seed(7);
   Training a(strict, kBFloat16);
@@ -155,7 +155,7 @@ TEST_CASE("gpt training: fast bfloat16 stays within its tolerance") {
                                                     << worst_gradient);
   CHECK(worst_loss < rounding);
   CHECK(worst_gradient < 8 * rounding);
-  // And 200 steps of its own learn the same.
+  // 200 steps of fast by itself learn as well as strict.
   const Record own = train(fast, kBFloat16), other = train(strict, kBFloat16);
   double tail = 0, other_tail = 0;
   for (size_t i = kSteps - 20; i < kSteps; ++i)

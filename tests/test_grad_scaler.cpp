@@ -1,4 +1,4 @@
-// Loss scaling: device state that adapts, and steps that are skipped without a look at the data.
+// Loss scaling: adaptive device state, and steps that are skipped without reading data on the host.
 #include <cmath>
 
 #include "tests/pitfalls.h"
@@ -9,7 +9,7 @@ using namespace brrr::test;
 
 namespace {
 
-/// A scaled training step of any optimiser, in float16 where asked.
+/// A scaled training step of any optimiser, in float32 or float16.
 template <class Opt, class Options> struct Scaled {
   models::MLP model{small_mlp(0.1)};
   Opt opt;
@@ -86,14 +86,14 @@ TEST_CASE("pitfall A15: NaN gradients are skipped too, from the very first step"
     for (int i = 0; i < 3; ++i) step(nan, y);
     CHECK(first_difference(before, s.state()) == -1);
     CHECK(s.scale() == 1);
-    // Adam's first real step is its first: the powers have not moved.
+    // The first step that is not skipped is Adam's first: the powers have not moved before.
     trace.add(step(randn({4, 6}), y));
     trace.add_state(s.opt.state_dict());
     CHECK(s.opt.state_dict().at("0.beta1_power").item<double>() == 0.9);
   });
 }
 
-TEST_CASE("grad scaler: scaling by a power of two costs no bit") {
+TEST_CASE("grad scaler: scaling by a power of two changes no bit") {
   Trace traces[2];
   for (bool scaled : {false, true}) {
     manual_seed(3);
@@ -116,14 +116,14 @@ TEST_CASE("grad scaler: scaling by a power of two costs no bit") {
   CHECK(first_difference(traces[0], traces[1]) == -1);
 }
 
-TEST_CASE("grad scaler: gradients that float16 loses arrive") {
+TEST_CASE("grad scaler: gradients that float16 would lose are kept") {
   manual_seed(4);
   const Tensor w = randn({3, 5}).set_requires_grad(true), x = randn({2, 5});
   auto gradient = [&](double scale) {
     optim::GradScaler scaler({.scale = scale});
     w.set_grad({});
     AutocastGuard guard(kFloat16);
-    // 2^-26 is below half of float16's least number.
+    // 2^-26 is below half of float16's smallest number.
     scaler.scale(linear(x, w).to(kFloat32).sum() * 0x1p-26).backward();
     CHECK_FALSE(scaler.unscale_({w}).item<bool>());
     return w.grad();
@@ -146,7 +146,7 @@ TEST_CASE("grad scaler: gradients that float16 loses arrive") {
   });
 }
 
-TEST_CASE("grad scaler: shared gradients once, missing ones not at all") {
+TEST_CASE("grad scaler: shared gradients are divided once, missing ones are skipped") {
   const Tensor p = ones({2}).set_requires_grad(true), q = ones({2}).set_requires_grad(true);
   const Tensor g = full({2}, 8.0);
   p.set_grad(g);
@@ -171,11 +171,11 @@ TEST_CASE("grad scaler: gradients are divided once a step") {
   });
   CHECK_THROWS_AS(step(full({2}, 8.0)), std::runtime_error);
   throws = false;
-  step(full({2}, 8.0));  // The one that was thrown out does not count.
+  step(full({2}, 8.0));  // The step that threw does not count.
   CHECK(contains(error_of([&] { step(full({2}, 8.0)); }), "since the last update()"));
   CHECK(contains(error_of([&] { scaler.unscale_({q, p}); }), "since the last update()"));
   CHECK(p.grad().to_vector<float>() == std::vector<float>{2, 2});
-  scaler.update(scaler.unscale_({q}));  // Another optimiser's.
+  scaler.update(scaler.unscale_({q}));  // Of another optimiser.
   scaler.unscale_({q, p});
   CHECK(p.grad().to_vector<float>() == std::vector<float>{0.5, 0.5});
 }

@@ -72,7 +72,7 @@ class Program {
     t.add(kept_);
   }
   void forget() { kept_ = Tensor(); }
-  /// What a step that throws must leave alone; the handle that it assigned itself is forgotten.
+  /// The state that a throwing step must not change; the handle that the step assigned is dropped.
   Trace state(const Tensor& a, const Tensor& b) {
     forget();
     Trace t;
@@ -171,7 +171,7 @@ class Program {
     }
   }
 
-  // Writes where both modes must agree, errors included.
+  // In-place writes, in which both modes must agree, errors included.
   static Tensor in_place(unsigned code, const Tensor& x, const Tensor& y, unsigned arg, double k) {
     if (!is_floating(x.dtype())) return {};
     std::optional<NoGradGuard> guard;
@@ -211,7 +211,7 @@ class Program {
   }
 
   unsigned seed_;
-  DType other_;  ///< What float32 is cast to beside float64.
+  DType other_;  ///< The dtype that float32 is cast to, besides float64.
   Trace& trace_;
   std::vector<Tensor> state_, leaves_;
   Tensor kept_;
@@ -222,7 +222,7 @@ class Program {
 Trace play(unsigned seed, const StepOptions& options, bool sabotage = false) {
   Trace t;
   manual_seed(seed);
-  // Strict alone promises bits for 16-bit floats.
+  // Only Strict promises equal bits for 16-bit floats.
   Program p(seed, t, options.numerics == Numerics::Fast ? kFloat32 : kBFloat16);
   int variant = 0;
   auto step =

@@ -9,7 +9,7 @@
 #include "tests/heap.h"
 #include "tests/sanitizer.h"
 
-// A sanitizer has its own.
+// A sanitizer has its own operator new.
 #if !BRRR_ASAN && !BRRR_TSAN
 
 thread_local uint64_t brrr::test::heap_calls = 0, brrr::test::heap_fails_at = 0;
@@ -47,7 +47,7 @@ TEST_CASE("step: a replay allocates nothing from the heap" * doctest::test_suite
   }
 }
 
-TEST_CASE("step: a call that lacks heap memory is done, or not at all" *
+TEST_CASE("step: a call that runs out of heap memory has its full effect, or none" *
           doctest::test_suite("host")) {
   bool failed = true;
   for (uint64_t k = 1; failed; ++k) {

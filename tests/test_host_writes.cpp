@@ -11,7 +11,7 @@ using namespace brrr::test;
 
 namespace {
 
-const char* const kBehind = "was written by something that is no operation";
+const char* const kBehind = "was written by something other than an operation";
 
 StepOptions verified(int every, bool early = true) {
   return {.verify_every = every, .build_at_first_call = early};
@@ -40,13 +40,13 @@ TEST_CASE("host writes: a buffer written between two operations is reported" *
     CHECK(contains(text, "element 2 of"));
     CHECK(contains(text, "float32[4]"));
     CHECK(contains(text, kBehind));
-    CHECK(same_bits(state, before));  // The step has not happened.
+    CHECK(same_bits(state, before));  // The step has had no effect.
     write_from = 100;
     CHECK(same_bits(step(ones({4})), tensor({1.f, 1.f, 2.f, 1.f})));
   }
 }
 
-TEST_CASE("host writes: the first call, which the walker serves, is looked at too" *
+TEST_CASE("host writes: the first call, which the walker serves, is checked too" *
           doctest::test_suite("host")) {
   std::vector<float> buffer(4, 1);
   const Tensor shown = from_blob(buffer.data(), {4}, kFloat32, false);
@@ -75,7 +75,7 @@ TEST_CASE("host writes: another thread's operation on what the step has used is 
   CHECK(contains(text, "by another thread"));
 }
 
-TEST_CASE("host writes: what lies beside what a step writes is nobody's error" *
+TEST_CASE("host writes: writes next to memory that a step writes are no error" *
           doctest::test_suite("host")) {
   const Tensor ring = zeros({3, 4});
   float* const p = ring.data<float>();
@@ -84,7 +84,7 @@ TEST_CASE("host writes: what lies beside what a step writes is nobody's error" *
       [&](const Tensor& x) {
         Tensor half = ring.select(0, 1);
         half.add_(x);
-        for (const int i : {0, 3, 8, 11}) p[i] = ++n;  // As another thread may: the next batch.
+        for (const int i : {0, 3, 8, 11}) p[i] = ++n;  // As a thread that writes the next batch.
         return half * 2.0;
       },
       verified(1));
@@ -110,7 +110,7 @@ TEST_CASE("host writes: a raw pointer to a tensor of brrr's own is reported" *
   const Tensor x = ones({3});
   CHECK(same_bits(step(x), full({3}, 2.0)));
   for (which = 1; which <= 2; ++which) CHECK(contains(error_of([&] { step(x); }), kBehind));
-  // The slot of an argument is nothing else.
+  // The same holds for the slot of an input.
   Tensor slot = step.input(0, {3});
   slot.fill_(1.0);
   float* const at = slot.data<float>();
@@ -125,7 +125,7 @@ TEST_CASE("host writes: a raw pointer to a tensor of brrr's own is reported" *
   CHECK(contains(error_of([&] { filling(slot); }), kBehind));
 }
 
-TEST_CASE("host writes: every n-th replay is looked at, not the others" *
+TEST_CASE("host writes: every n-th replay is checked, not the others" *
           doctest::test_suite("host")) {
   std::vector<float> buffer(4, 1);
   const Tensor shown = from_blob(buffer.data(), {4}, kFloat32, false);
@@ -139,7 +139,7 @@ TEST_CASE("host writes: every n-th replay is looked at, not the others" *
   const Tensor x = ones({4});
   for (int i = 0; i < 2; ++i) CHECK_NOTHROW(step(x));
   for (int i = 0; i < 2; ++i) CHECK(contains(error_of([&] { step(x); }), kBehind));
-  // Without it the memory is read once, after the function.
+  // Unchecked, the memory is read once, after the function.
   auto plain = brrr::step(
       [&](const Tensor& t) {
         const Tensor y = shown * t;
@@ -166,9 +166,9 @@ TEST_CASE("host writes: ordinary use raises no alarm" * doctest::test_suite("hos
   std::atomic<int> filled = 0;
   auto step = brrr::step(
       [&](const Tensor& x, const Tensor& y, const Tensor& ring_slot) {
-        seen += read[0];                   // Reads what was before the step.
-        host.assign(6, seen);              // Memory that no tensor shows ...
-        const Tensor late = tensor(host);  // ... and data that is read where it is written.
+        seen += read[0];                   // The value before the step.
+        host.assign(6, seen);              // Memory that no tensor aliases ...
+        const Tensor late = tensor(host);  // ... and data that is copied here.
         host.assign(6, 0);
         scales[3] += 1;  // Before its first use: both modes see it.
         filled = -1;     // The neighbour fills another slot of the ring.

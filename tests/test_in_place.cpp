@@ -1,4 +1,4 @@
-// In-place writes and the histories of what they write to; windows at the edge of the integers.
+// In-place writes and the histories of their targets; windows at the limits of the integers.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -48,7 +48,7 @@ TEST_CASE("pitfall A19: overwriting a tensor cuts its history") {
           y.copy_(w * 2.0);
           return y.sum();
         }) == std::vector<float>{2, 2});
-  // Without gradients the write is no part of the history, as in PyTorch.
+  // Without grad mode the write is not part of the history, as in PyTorch.
   CHECK(gradient([&](const Tensor& w) {
           const Tensor y = w * 3.0;
           {
@@ -71,7 +71,7 @@ TEST_CASE("pitfall A19: a write that would leave a view's history wrong is refus
   b.select(0, 0).copy_(w.detach());  // No gradient flows: fine.
   CHECK(b.to_vector<float>() == std::vector<float>{1, 1, 0, 0});
 
-  // A view without a history would not get the one that its base gets.
+  // A view without history would miss the one that its base gets.
   const Tensor c = zeros({2});
   {
     const Tensor v = c.slice(0, 0, 1);
@@ -80,7 +80,7 @@ TEST_CASE("pitfall A19: a write that would leave a view's history wrong is refus
     c.add_(1.0);  // No gradient flows.
     CHECK(v.item<float>() == 1);
   }
-  c.add_(w);  // Nobody is left to miss it.
+  c.add_(w);  // No view is left.
   CHECK(c.requires_grad());
   const Tensor z = w * 2.0;
   Tensor cut;
@@ -90,10 +90,10 @@ TEST_CASE("pitfall A19: a write that would leave a view's history wrong is refus
     cut.mul_(1.0);
   }
   CHECK(error_of([&] { cut.mul_(5.0); }).find("NoGradGuard") != std::string::npos);
-  cut.detach().mul_(5.0);  // Who says so.
+  cut.detach().mul_(5.0);  // An explicit detach is allowed.
 }
 
-TEST_CASE("pitfall A19: views that only a step's journal keeps are in nobody's way") {
+TEST_CASE("pitfall A19: views that only a step's journal keeps do not block writes") {
   const auto run = [](Mode mode, bool old_tape, bool held) {
     Tensor w = ones({4}), buffer = zeros({4}), loss, kept;
     w.set_requires_grad();
@@ -127,7 +127,7 @@ TEST_CASE("pitfall A19: views that only a step's journal keeps are in nobody's w
   }
 }
 
-TEST_CASE("pitfall A19: nor are those behind a history or a gradient that only it keeps") {
+TEST_CASE("pitfall A19: nor do views of a history or gradient that only the journal keeps") {
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     Tensor b = tensor({1.f, 2.f, 3.f, 4.f});
     const Tensor all = ones({4}).set_requires_grad();
@@ -169,13 +169,13 @@ TEST_CASE("set_grad: a tensor is not its own gradient") {
   CHECK_FALSE(w.grad().defined());
 }
 
-TEST_CASE("views: a tensor in the shape that it has is one as well, not the tensor itself") {
+TEST_CASE("views: reshaping to the same shape gives a view, not the tensor itself") {
   const Tensor x = ones({2, 3}), w = ones({3}).set_requires_grad();
   for (const Tensor& y : {x.reshape({2, 3}), x.view({2, 3}), x.squeeze(0)}) {
     y.set_requires_grad();
     CHECK_FALSE((x.requires_grad() || y.is_same(x)));
   }
-  x.reshape({2, -1}).add_(1.0);  // Its memory is.
+  x.reshape({2, -1}).add_(1.0);  // Its memory is shared.
   CHECK(x.to_vector<float>() == std::vector<float>(6, 2.f));
   (w.reshape({3}) * 2.0).sum().backward();
   CHECK(w.grad().to_vector<float>() == std::vector<float>{2, 2, 2});
@@ -196,7 +196,7 @@ TEST_CASE("set_grad: an expanded gradient can be written like any other") {
   CHECK(w.grad().to_vector<float>() == std::vector<float>{3, 3});
 }
 
-TEST_CASE("pitfall A19: what ops view for themselves is in nobody's way") {
+TEST_CASE("pitfall A19: views that ops make internally do not block writes") {
   const std::vector<std::function<Tensor(const Tensor&)>> ops = {
       [](const Tensor& h) {
         return stack({h, h});
@@ -225,7 +225,7 @@ TEST_CASE("pitfall A19: what ops view for themselves is in nobody's way") {
   }
 }
 
-TEST_CASE("pitfall A19: a gradient that reads what is overwritten") {
+TEST_CASE("pitfall A19: a gradient that reads an overwritten tensor") {
   const auto of = [](const std::function<Tensor(const Tensor&, const Tensor&)>& fn, Mode mode) {
     Tensor x = tensor({1.f, -2.f}), w = tensor({3.f, 0.5f});
     x.set_requires_grad();
@@ -275,7 +275,7 @@ TEST_CASE("pitfall A19: a gradient that reads what is overwritten") {
   }
 }
 
-TEST_CASE("pitfall A19: what an op gives is no view of what it keeps to itself") {
+TEST_CASE("pitfall A19: an op's result is not a view of a tensor that it keeps internally") {
   using Op = std::function<Tensor(const Tensor&)>;
   const Tensor b = tensor({{1.f, 2.f}, {3.f, 4.f}});
   const Op ops[] = {[](const Tensor& x) { return x.logsumexp({-1}); },
@@ -355,7 +355,7 @@ TEST_CASE("pitfall A22: a batch cut from a captured data set inside the step") {
   CHECK(step.stats().recordings <= 2);
 }
 
-TEST_CASE("views: sizes, strides and steps at the edge of the integers") {
+TEST_CASE("views: sizes, strides and steps at the limits of the integers") {
   const Tensor a = arange(4.0);
   for (const auto& at :
        std::vector<std::pair<IntList, IntList>>{{{2, 2}, {INT64_MAX, 1}},
@@ -397,7 +397,7 @@ TEST_CASE("requires_grad_ is set_requires_grad") {
   CHECK(error_of([] { arange(3).requires_grad_(); }).find("only floating tensors") !=
         std::string::npos);
   CHECK(error_of([&] { (x * 2.0).requires_grad_(false); }).find("detach()") != std::string::npos);
-  // A change inside a step that throws is undone, whoever spells it.
+  // A change inside a step that throws is undone, by either name.
   auto s = step([&] {
     x.requires_grad_(false);
     ones({2}) + ones({3});

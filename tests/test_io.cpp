@@ -1,4 +1,4 @@
-// Files: safetensors and checkpoints; hostile ones.
+// Files: safetensors and checkpoints, hostile ones too.
 #include <doctest/doctest.h>
 
 #include <fcntl.h>
@@ -77,7 +77,7 @@ TEST_CASE("safetensors: every dtype, shape and layout comes back") {
   std::memcpy(&header, read(path).data(), 8);
   CHECK(header % 8 == 0);
   CHECK(dir.count() == 1);
-  // What has larger elements comes first, so that all are aligned.
+  // Tensors with larger elements come first, so that all are aligned.
   save(path, {{"a", ones({3}).to(kBool)}, {"b", ones({2}, kFloat64)}});
   CHECK(read(path).find(R"("data_offsets":[0,16])") != std::string::npos);
   save(path, {});
@@ -174,7 +174,7 @@ TEST_CASE("safetensors: hostile files give errors that name file and tensor") {
 TEST_CASE("safetensors: a file of a hundred thousand tensors") {
   TemporaryDirectory dir;
   const std::string path = dir.file("many.safetensors");
-  StateDict all;  // Each costs the same: once loading them took a time that grew with their square.
+  StateDict all;  // Each takes constant time: loading was once quadratic in their number.
   for (int k = 0; k < 100000; ++k) all.emplace(std::to_string(k), full({1}, k, kInt32));
   save(path, all);
   const StateDict back = load(path);
@@ -246,8 +246,8 @@ TEST_CASE("safetensors: a failed save leaves the old file and nothing else") {
   CHECK(error_of([&] { save(dir.file("loop"), {}); }).find("lead to no file") != std::string::npos);
 }
 
-// A system may promise any memory, and end who uses it.
-TEST_CASE("files: one that is larger than memory is named, and what of it was asked for") {
+// A system may overcommit memory, and kill the process that uses it.
+TEST_CASE("files: one that is larger than memory is named, with the part that was asked for") {
   if (kAddressSanitizer || kThreadSanitizer) return;  // They have terabytes of addresses.
   rlimit before;
   REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
@@ -266,7 +266,7 @@ TEST_CASE("files: one that is larger than memory is named, and what of it was as
   REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
   CHECK_MESSAGE(tensor.find(is + "tensor \"w\": 4398046511104 of the file's ") == 6, tensor);
   CHECK_MESSAGE(tensor.find("out of memory on cpu") != std::string::npos, tensor);
-  CHECK_MESSAGE(text.find("cannot read " + is + "there is no memory for 43980465") == 0, text);
+  CHECK_MESSAGE(text.find("cannot read " + is + "out of memory for 43980465") == 0, text);
 }
 
 TEST_CASE("files: one that is protected is not replaced, though its folder allows it") {
@@ -275,7 +275,7 @@ TEST_CASE("files: one that is protected is not replaced, though its folder allow
   save(path, {{"w", ones({4})}});
   fs::permissions(path, fs::perms(0444));
   fs::permissions(fs::path(path).parent_path(), fs::perms::all);
-  const bool root = ::geteuid() == 0;  // Who may do everything.
+  const bool root = ::geteuid() == 0;  // Root may write anywhere.
   if (root) REQUIRE(::seteuid(65534) == 0);
   const std::string text = error_of([&] { save(path, {{"w", zeros({4})}}); });
   if (root) REQUIRE(::seteuid(0) == 0);
@@ -284,12 +284,12 @@ TEST_CASE("files: one that is protected is not replaced, though its folder allow
   CHECK(load(path).at("w").sum().item<float>() == 4);
 }
 
-TEST_CASE("files: what killed writers left is removed, what live ones write is not") {
+TEST_CASE("files: temporary files of killed writers are removed, those of live ones are not") {
   TemporaryDirectory dir;
   const std::string path = dir.file("ck"), live = dir.file(".ck.77-1.tmp");
   write(dir.file(".ck.4194305-0.tmp"), "half");
   write(live, "half");
-  // Not of our making, or of another file.
+  // Not made by save(), or for another file.
   const std::vector<std::string> others = {".ck.notes.tmp",   ".ck.12-.tmp", ".ck.-1.tmp",
                                            ".ck.1-2.tmp.old", "ck.1-2.tmp",  ".ckk.1-2.tmp"};
   for (const std::string& name : others) write(dir.file(name), "mine");
@@ -410,7 +410,7 @@ TEST_CASE("checkpoint: one that does not fit changes nothing") {
   CHECK(text.find("the optimizer does not fit") != std::string::npos);
   CHECK(same_bytes(before, other.parameters()[0]));
   CHECK((state.step == 3 && sgd.lr() == 0.5 && rng_state().draw == rng.draw));
-  // Of another model the optimiser does not fit either, but that says less.
+  // With another model the optimiser does not fit either, but the model is what is reported.
   models::MLP small({.sizes = {784, 8, 10}});
   optim::AdamW of_small(small.parameters(), {});
   TrainingState smaller{&small, &of_small, nullptr, nullptr, 0, {}};
@@ -433,6 +433,6 @@ TEST_CASE("checkpoint: one that does not fit changes nothing") {
   const std::string own = error_of([&] { save_checkpoint(path, one.state); });
   CHECK(own.find("\"brrr.step\", a name of") != std::string::npos);
   one.state.metadata.clear();
-  one.state.step = -1;  // Not to be found out by who loads it.
+  one.state.step = -1;  // Refused when saved, not when loaded.
   CHECK_THROWS_AS(save_checkpoint(path, one.state), Error);
 }

@@ -47,7 +47,7 @@ struct Built {  // a module for one test
   Built& operator=(const Built&) = delete;
 };
 
-// What the kernel of source_of(constant) makes of zeros and zeros, less 1.
+// Runs the kernel of source_of(constant) on zeros; the result less 1.
 float run(KernelModule* module) {
   float a[32] = {}, b[32] = {};
   reinterpret_cast<void (*)(float*, const float*, long)>(cpu::symbol(module, "add"))(a, b, 32);
@@ -128,9 +128,9 @@ TEST_CASE("jit: a damaged or foreign cache file is built anew") {
     CHECK(rebuilt());
   }
   CHECK_FALSE(rebuilt());
-  REQUIRE(chmod(path.c_str(), 0722) == 0);  // somebody else could have written it
+  REQUIRE(chmod(path.c_str(), 0722) == 0);  // another user could have written it
   CHECK(rebuilt());
-  { const Built other(source_of(5)); }  // whole, but of another key
+  { const Built other(source_of(5)); }  // complete, but with another key
   for (const std::string& name : cache.files()) {
     if (name != path) fs::rename(name, path);
   }
@@ -147,7 +147,7 @@ TEST_CASE("jit: what a broken compiler wrote is not kept for the next process") 
   const TempCache cache;
   const brrr::bench::TemporaryFolder folder;
   const std::string program = folder.file("c++"), text = source_of(14);
-  // Runs the real one, then the words on what it wrote.
+  // Runs the real compiler, then shell commands on its output file.
   const auto broken = [&](const std::string& words) {
     write_text(program,
                "#!/bin/sh\nc++ \"$@\" || exit\n[ \"$1\" = --version ] && exit\n"
@@ -161,7 +161,7 @@ TEST_CASE("jit: what a broken compiler wrote is not kept for the next process") 
        {"head -c 9000 \"$f\" >half; mv half \"$f\"", "head -c 9000 /dev/urandom >\"$f\"",
         "rm \"$f\"; mkdir \"$f\"", ": >\"$f\""}) {
     CAPTURE(words);
-    CHECK(broken(words).find("it wrote no whole shared object") != std::string::npos);
+    CHECK(broken(words).find("it wrote an incomplete shared object") != std::string::npos);
     CHECK(cache.files().empty());
   }
   CHECK(broken("echo 'int other;' | c++ -x c++ -shared -fPIC -o \"$f\" -") == "no error");
@@ -187,7 +187,7 @@ TEST_CASE("jit: a directory that others can write to is not used") {
     CHECK(cached.cached);
     CHECK(run(fresh.module) == 7.0f);
   });
-  CHECK(again.empty());  // said once
+  CHECK(again.empty());  // reported once
   CHECK(cache.files().empty());
   REQUIRE(chmod(cache.dir.c_str(), 0700) == 0);
   const Built usable(source_of(6));
@@ -195,7 +195,7 @@ TEST_CASE("jit: a directory that others can write to is not used") {
 }
 
 TEST_CASE("jit: that the disk has no room is told in the same words every time") {
-  { const Built found(source_of(1)); }  // The compiler: what it says of itself needs room, too.
+  { const Built found(source_of(1)); }  // The compiler's version query needs space, too.
   const TempCache cache;
   rlimit before;
   REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -313,7 +313,7 @@ TEST_CASE("jit: no compiler") {
     CHECK(error_of(source_of(13)).find("did not build") != std::string::npos);
   }
   CHECK(cache.files().empty());
-  const Built built(source_of(13));  // and the process goes on
+  const Built built(source_of(13));  // and the process continues
   CHECK(run(built.module) == 13.0f);
 }
 
@@ -367,7 +367,7 @@ TEST_CASE("jit: a build that is told to fail") {
   CHECK(error_of(source_of(15)) == "no error");
 }
 
-// In a process of its own, which it makes of this program.
+// In a separate process, started from this program.
 TEST_CASE("jit: a process may end while threads build") {
   if (std::getenv("BRRR_TEST_ENDS")) {
     static std::atomic<int> built{0};

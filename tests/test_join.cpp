@@ -1,4 +1,4 @@
-// Joining strided tensors: runs that are dense on both sides, of every length and dtype.
+// Concatenation of strided tensors: runs that are dense on both sides, of every length and dtype.
 #include <doctest/doctest.h>
 
 #include "tests/op_cases.h"
@@ -45,7 +45,7 @@ TEST_CASE("join: parts that are transposed, sliced or expanded are what their de
 }
 
 TEST_CASE("join: many threads copy the same rows as one") {
-  const Tensor x = randn({16, 8, 128, 16}).transpose(1, 2);  // 1 MB: worth several threads
+  const Tensor x = randn({16, 8, 128, 16}).transpose(1, 2);  // 1 MB: enough for several threads
   const Tensor joined = cat({x, x}, 1);
   CHECK(same_bits(joined.narrow(1, 0, 128), x.clone()));
   CHECK(same_bits(joined.narrow(1, 128, 128), x.clone()));

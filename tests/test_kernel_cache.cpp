@@ -47,10 +47,10 @@ TEST_CASE("kernel cache: where the cache is") {
   CHECK(fs::status(base + "/xdg/brrr").permissions() == fs::perms::owner_all);
   const Env no_xdg("XDG_CACHE_HOME", nullptr);
   CHECK(jit::kernel_cache_dir() == base + "/home/.cache/brrr");
-  fs::create_directory_symlink(base + "/xdg/brrr", base + "/link");  // our own link is good
+  fs::create_directory_symlink(base + "/xdg/brrr", base + "/link");  // our own link is accepted
   const Env link("BRRR_CACHE_DIR", (base + "/link").c_str());
   CHECK(jit::kernel_cache_dir() == base + "/link");
-  const mode_t before = umask(002);  // A path with a slash at its end is made with mode 0700, too.
+  const mode_t before = umask(002);  // With a trailing slash it gets mode 0700, too.
   const Env slash("BRRR_CACHE_DIR", (base + "/slash//").c_str());
   CHECK(jit::kernel_cache_dir() == base + "/slash");
   umask(before);
@@ -96,11 +96,11 @@ TEST_CASE("kernel cache: figures are kept for later processes, measured anew on 
   const TempCache cache;
   int measured = 0;
   const auto measure = [&](Keep&) { return std::vector<double>{0.0, 1e-300, 1.0 / ++measured}; };
-  const auto found = [&](bool anew = false) { return kept_figures({"test"}, anew, measure)[2]; };
+  const auto found = [&](bool anew = false) { return cached_figures({"test"}, anew, measure)[2]; };
   CHECK(found() == 1);
   CHECK(found() == 1);
   CHECK(found(true) == 0.5);
-  // What another process would find: the file, in a directory that this one has not read.
+  // What another process would find: the file, in a directory that this process has not read.
   const auto move_to = [&](const std::string& dir) {
     fs::create_directory(dir);
     fs::permissions(dir, fs::perms::owner_all);
@@ -111,7 +111,7 @@ TEST_CASE("kernel cache: figures are kept for later processes, measured anew on 
   };
   {
     const Env later("BRRR_CACHE_DIR", move_to(cache.dir + "/later").c_str());
-    CHECK(kept_figures({"test"}, false, measure) == std::vector<double>{0.0, 1e-300, 0.5});
+    CHECK(cached_figures({"test"}, false, measure) == std::vector<double>{0.0, 1e-300, 0.5});
     CHECK(measured == 2);
   }
   {
@@ -125,33 +125,33 @@ TEST_CASE("kernel cache: figures are kept for later processes, measured anew on 
     keep = how;
     return std::vector<double>{2};
   };
-  CHECK(kept_figures({"other"}, false, unsure)[0] == 2);
-  CHECK(kept_figures({"other"}, false, measure)[2] == 0.25);
+  CHECK(cached_figures({"other"}, false, unsure)[0] == 2);
+  CHECK(cached_figures({"other"}, false, measure)[2] == 0.25);
   how = Keep::InProcess;
   const auto files = cache.files().size();
-  CHECK(kept_figures({"third"}, false, unsure)[0] == 2);
-  CHECK(kept_figures({"third"}, false, measure)[0] == 2);
+  CHECK(cached_figures({"third"}, false, unsure)[0] == 2);
+  CHECK(cached_figures({"third"}, false, measure)[0] == 2);
   CHECK(cache.files().size() == files);
 }
 
 TEST_CASE("kernel cache: figures that the disk has no room for are used, and it says so once") {
   const TempCache cache;
   const auto measure = [](Keep&) { return std::vector<double>{1}; };
-  kept_figures({"no room"}, true, measure);
+  cached_figures({"no room"}, true, measure);
   const std::string file = cache.only_file();
   fs::remove(file);
-  fs::create_directories(file + "/inside");  // Nothing replaces it.
+  fs::create_directories(file + "/inside");  // It cannot be replaced.
   const std::string said = stderr_of([&] {
-    for (int run = 0; run < 2; ++run) CHECK(kept_figures({"no room"}, true, measure)[0] == 1);
+    for (int run = 0; run < 2; ++run) CHECK(cached_figures({"no room"}, true, measure)[0] == 1);
   });
   CHECK(said.starts_with("brrr: kernel cache: " + file + " cannot be written"));
   CHECK(std::ranges::count(said, '\n') == 1);
 }
 
-// In processes of their own, since each has one such folder.
+// In separate processes, since each has one such folder.
 TEST_CASE("kernel cache: what a killed process has left goes when another needs a folder") {
   const TempCache cache;
-  REQUIRE(chmod(cache.dir.c_str(), 0777) == 0);  // It is not used.
+  REQUIRE(chmod(cache.dir.c_str(), 0777) == 0);  // Writable by others, so unused.
   const bench::TemporaryFolder temp;
   const Env folder("TMPDIR", temp.path.c_str());
   const auto run_and_kill = [] {
@@ -162,7 +162,7 @@ TEST_CASE("kernel cache: what a killed process has left goes when another needs 
     }
     waitpid(child, nullptr, 0);
   };
-  // The folders there, which have been there for a while.
+  // The existing folders, made to look old.
   const auto left = [&] {
     std::vector<std::string> names;
     for (const auto& f : fs::directory_iterator(temp.path)) {

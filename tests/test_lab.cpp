@@ -1,4 +1,4 @@
-// The example programs that measure, as their users run them.
+// The measuring example programs, as their users run them.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What the sentences say stands in the tables, too.
+// Figures in sentences also occur in the tables.
 void check_lab_texts(const std::string& text, const nlohmann::json& j) {
   double best = 0;
   for (const auto& row : j["sections"][3]["tables"]["roofline"]) {
@@ -39,7 +39,7 @@ void check_lab_texts(const std::string& text, const nlohmann::json& j) {
   }
 }
 
-// No label before the bars begins outside of the picture; 6.5 is a letter's width.
+// No label before the bars starts outside of the picture; 6.5 is a letter's width.
 void check_labels(const std::string& svg) {
   size_t labels = 0;
   for (size_t at = 0; (at = svg.find("<text x=\"", at)) != std::string::npos; ++at) {
@@ -73,7 +73,7 @@ TEST_CASE("overhead: the interrupt key and a closed terminal leave no folder beh
   }
 }
 
-// A run on one CPU leaves nothing that one on several believes.
+// Limits measured on one CPU are not reused by a run on several.
 TEST_CASE("limits: of the CPUs that a process may use") {
   cpu_set_t set;
   REQUIRE(sched_getaffinity(getpid(), sizeof set, &set) == 0);
@@ -83,7 +83,7 @@ TEST_CASE("limits: of the CPUs that a process may use") {
   while (!CPU_ISSET(first, &set)) ++first;
   const std::string one = fmt::format("taskset -c {} ", first),
                     all = "train_mlp --images 500 --steps 8000 --threads 2 --eval-every 0";
-  // The first measures and keeps half of a peak, the second reads what is kept.
+  // The first measures and stores half of a peak, the second must not take it for the whole.
   const Result half = run("roofline --mb 1 --repeats 1 --seconds 0.01 --threads 2", ".", one);
   const double alone = 2 * std::stod(word_after(half, "multiply-adds,")),
                both = std::stod(word_after(run(all), "of the peak of"));
@@ -122,8 +122,8 @@ TEST_CASE("lab: every experiment, and a page that asks for nothing outside itsel
   CHECK(run("lab --out /dev/null").status == 2);
   const Result none = run("lab --quick --out " + out + " limits");
   CHECK(none.status == 0);
-  CHECK_FALSE(contains(none.text, "both modes"));  // Nothing was compared.
-  // What cannot be written is said before anything is measured.
+  CHECK_FALSE(contains(none.text, "both modes"));  // No comparison was made.
+  // An unwritable file is reported before anything is measured.
   for (const char* file : {"/lab.json", "/machine.csv"}) {
     fs::remove(out + file);
     fs::create_directory(out + file);
@@ -140,7 +140,7 @@ TEST_CASE("lab: every experiment, and a page that asks for nothing outside itsel
 
 TEST_CASE("lab: a step that falls back is a complaint, whatever the experiment") {
   const brrr::test::TempCache folder;
-  const LoneMpirun mpirun;
+  const FakeMpirun mpirun;
   const std::string command = "lab --quick --out " + folder.dir + "/lab ";
   const Result good = run(command + "processes classes");
   INFO(good.text);

@@ -14,7 +14,7 @@ TEST_CASE("matmul: a batch has the bits of its matrices one by one") {
     IntList a, b;
     int64_t m, n, k;
   };
-  // One, some and more products than are planned at once; broadcast to either side.
+  // One, some and more products than are planned at once; either side broadcast.
   for (const Sizes& s : {Sizes{{8, 4}, {8, 4}, 32, 32, 16}, Sizes{{5, 31}, {5, 31}, 32, 16, 32},
                          Sizes{{3, 1, 7}, {5, 1}, 17, 20, 9}, Sizes{{1, 70}, {2, 1}, 16, 48, 40},
                          Sizes{{2}, {2}, 1, 5, 3}, Sizes{{1}, {1}, 33, 33, 33}}) {

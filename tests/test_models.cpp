@@ -10,14 +10,14 @@
 #include "ops/factory_ops.h"
 #include "ops/nn_ops.h"
 #include "ops/pointwise_ops.h"
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 using namespace brrr;
 using namespace brrr::test;
 
 namespace {
 
-// Another tensor in a member's place would be neither trained nor saved.
+// A tensor assigned to a member would be neither trained nor saved.
 static_assert(!std::is_assignable_v<decltype((std::declval<models::Linear&>().weight)), Tensor>);
 
 struct Net : models::Module {
@@ -199,7 +199,7 @@ TEST_CASE("mlp: activations come from one table, errors list it") {
 TEST_CASE("layers: norms over no dims, or dims of no size, are refused when they are made") {
   CHECK_THROWS_AS(models::LayerNorm(IntList{}), Error);
   CHECK_THROWS_AS(models::LayerNorm(IntList{4, 0}), Error);
-  const models::LayerNorm two({2, 3});  // No copy of one of size 2.
+  const models::LayerNorm two({2, 3});  // Not a copy of a norm of size 2.
   const models::RMSNorm other({2, 3});
   CHECK((two.weight.numel() == 6 && other.weight.numel() == 6));
   CHECK_THROWS_AS(models::RMSNorm(IntList{-3}), Error);

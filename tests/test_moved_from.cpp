@@ -1,4 +1,4 @@
-// What has been moved from says so; what cannot be moved does not compile.
+// Moved-from objects report their use; objects that cannot be moved do not compile.
 #include <brrr/brrr.h>
 
 #include <functional>
@@ -24,7 +24,7 @@ static_assert(kStays<optim::SGD> && kStays<optim::Adam> && kStays<optim::AdamW> 
 static_assert(kStays<models::Generator> && kStays<NoGradGuard> && kStays<EnableGradGuard> &&
               kStays<AutocastGuard>);
 
-// Each use of what was moved from throws, naming it.
+// Each use of a moved-from object throws an error that names it.
 void check_gone(const std::string& what, const std::vector<std::function<void()>>& uses) {
   for (size_t k = 0; k < uses.size(); ++k) {
     CAPTURE(k);
@@ -55,7 +55,7 @@ TEST_CASE("moved from: a step, in every mode, frozen and within another step") {
       if (mode != Mode::Eager) CHECK(now.stats().calls == 4);
       auto outer = brrr::step([&](const Tensor& x) { return step(x); });
       CHECK(contains(error_of([&] { outer(ones({3})); }), "step: this object has been moved from"));
-      // Assignment takes over, and brings back to life.
+      // Assignment makes a moved-from object usable again.
       auto other = brrr::step(twice, mode);
       other = std::move(now);
       check_gone_step(now);
@@ -137,7 +137,7 @@ TEST_CASE("moved from: tokenizers") {
                                [&] { characters.decode({}); }, [&] { characters.state(); }});
   CHECK(now.decode(now.encode("cab")) == "cab");
 
-  data::ByteTokenizer bytes;  // Has nothing to lose.
+  data::ByteTokenizer bytes;  // A byte tokenizer has no state.
   const data::ByteTokenizer also = std::move(bytes);
   CHECK(bytes.decode(also.encode("x")) == "x");
 }

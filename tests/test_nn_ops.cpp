@@ -1,5 +1,5 @@
-// Softmax, norms and losses (cross_entropy apart): the kernels against their decompositions,
-// gradients of both orders against differences, extreme values, errors.
+// Softmax, norms and losses (without cross_entropy): kernels against their decompositions,
+// gradients of both orders against finite differences, extreme values, errors.
 
 #include "tests/nn_cases.h"
 
@@ -77,16 +77,16 @@ TEST_CASE("layer_norm and rms_norm: kernels equal the decompositions") {
         CAPTURE(n);
         CAPTURE(rows);
         const Tensor x = (randn({rows, n}) * 2.0 + 3.0).to(t), g = normal({rows, n}, t);
-        const Words words{{1}, {1e-5}};
+        const AttrValues attrs{{1}, {1e-5}};
         for (const Tensor& w : {Tensor(), normal({n}, t)}) {
-          const Both l = run_both("layer_norm", {x, w, w}, words);
+          const Both l = run_both("layer_norm", {x, w, w}, attrs);
           check_same(l);
           const Tensors lin = {x, w, w, l.kernel[0], l.kernel[1], l.kernel[2], g};
-          check_same(run_both("layer_norm_backward", lin, words));
-          const Both r = run_both("rms_norm", {x, w}, words);
+          check_same(run_both("layer_norm_backward", lin, attrs));
+          const Both r = run_both("rms_norm", {x, w}, attrs);
           check_same(r);
           const Tensors rin = {x, w, r.kernel[0], r.kernel[1], g};
-          check_same(run_both("rms_norm_backward", rin, words));
+          check_same(run_both("rms_norm_backward", rin, attrs));
         }
       }
     }
@@ -99,7 +99,7 @@ TEST_CASE("layer_norm and rms_norm: values") {
   const double s = std::sqrt(3.5 + 1e-5), q = std::sqrt(12.5 + 1e-5);
   check_values(layer_norm(x, {4}, w, b), {-2 / s, -1 / s + 1, 0, 6 / s}, 1e-6);
   check_values(rms_norm(x, {4}, w), {1 / q, 2 / q, 6 / q, 12 / q}, 1e-6);
-  // Two passes: a large mean costs nothing but its own rounding.
+  // Two passes: a large mean costs only its own rounding.
   check_values(layer_norm(tensor({4096.0f, 4097.0f}), 2), {-1, 1}, 1e-4);
   check_values(layer_norm(x.view({1, 2, 2}), {2, 2}, w.view({2, 2})),
                layer_norm(x, {4}, w).to(kFloat64).to_vector<double>(), 0);
@@ -130,11 +130,11 @@ TEST_CASE("layer_norm and rms_norm: gradients") {
       {x, normal({3, 5})});
   check_gradients([](const Tensors& in) { return rms_norm(in[0], {5}, in[1]); }, {x, w});
   check_gradients([](const Tensors& in) { return rms_norm(in[0], {3, 5}); }, {x});
-  // Only a weight wants a gradient.
+  // Only the weight requires a gradient.
   const Tensor v = w.clone().set_requires_grad();
   layer_norm(x, {5}, v).sum().backward();
   CHECK(v.grad().sizes() == IntList{5});
-  // 16-bit activations with float32 weights; and no rows at all.
+  // 16-bit activations with float32 weights; and no rows.
   const Tensor u = w.to(kFloat32).set_requires_grad(), h = x.to(kBFloat16).set_requires_grad();
   rms_norm(h, {5}, u).sum().backward();
   CHECK(h.grad().dtype() == kBFloat16);
@@ -181,7 +181,7 @@ TEST_CASE("mse_loss and bce_with_logits: operands of two dtypes") {
   check_values(mse_loss(mask, x), {2.125}, 0);
   check_values(bce_with_logits(x, mask),
                {(std::log1p(std::exp(-0.5)) + std::log1p(std::exp(2.0))) / 2}, 1e-6);
-  // A mask has no differences and no negative; gradients of both orders have.
+  // A bool mask has no subtraction or negation; gradients of both orders work.
   check_gradients([&](const Tensors& in) { return bce_with_logits(in[0], mask); },
                   {x.to(kFloat64)});
   check_gradients([&](const Tensors& in) { return bce_with_logits(mask, in[0]).square(); },

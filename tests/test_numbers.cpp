@@ -1,5 +1,5 @@
-// Integers: numbers beside a tensor that its dtype does not hold, powers, and differences of bool.
-// Each in eager mode, in the walker and in generated kernels; ctest runs the file on a device too.
+// Integer tensors with scalars that their dtype cannot hold, powers, and subtraction of bools. Each
+// in eager mode, on the walker and in generated kernels; ctest also runs the file on a device.
 #include "brrr.h"
 #include "tests/op_cases.h"
 
@@ -45,11 +45,11 @@ constexpr int64_t kLow = INT32_MIN, kHigh = INT32_MAX;
 struct Operands {
   Tensor u = tensor({0, 7, 255}).to(kUInt8);
   Tensor i = tensor({kLow, int64_t{-5}, kHigh}).to(kInt32);
-  Tensor far = full({}, kFar), alias = full({}, kTwo32 - 5);  // 0-d; -5 in its low bits.
+  Tensor far = full({}, kFar), alias = full({}, kTwo32 - 5);  // 0-d; its low 32 bits are -5.
   Tensor yes = tensor({true, false, true});
 };
 
-// The same to a message of each way to take a difference.
+// Every way to subtract bools; each must give the same error.
 std::vector<std::function<void()>> bool_differences(const Tensor& m, const Tensor& x) {
   return {[=] { -m; },      [=] { neg(m); },    [=] { m - m; },        [=] { 1 - m; },
           [=] { 1.0 - m; }, [=] { m - 1; },     [=] { m - true; },     [=] { x - m; },
@@ -181,7 +181,7 @@ TEST_CASE("numbers beyond float32: filled into a tensor they keep every digit") 
       {"below zero", [&] { return far.clone().fill_(-double(odd)); }, kInt64, Ints(3, -odd)},
       {"bool", [&] { return no.clone().fill_(1e-50); }, kBool, {1, 1, 1}},
   });
-  double v = 0;  // One that varies, too.
+  double v = 0;  // Also one that varies.
   auto filled = step([&] { return far.clone().fill_(v); });
   for (int call = 1; call <= 5; ++call) {
     v = double(odd) - 2 * call;

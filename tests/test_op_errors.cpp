@@ -1,5 +1,5 @@
-// Wrong arguments: every call throws brrr::Error, names the op first, and leaves the operands and
-// their versions as they were.
+// Invalid arguments: every call throws brrr::Error, names the op first, and leaves the operands and
+// their versions unchanged.
 
 #include "brrr.h"
 #include "tests/op_cases.h"

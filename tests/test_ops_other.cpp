@@ -1,5 +1,5 @@
-// The cases of library_cases.h: gradients against differences, float32 against float64, layouts,
-// graph mode against eager mode. A row without a case fails.
+// The cases of library_cases.h: gradients against finite differences, float32 against float64,
+// layouts, graph mode against eager mode. A row without a case fails.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ TEST_CASE("other rows: each has a case") {
   const auto cases = all_cases();
   for (const OpDef* op : registry()) {
     if (op->kind == OpKind::Reduction || op->gradient_row) continue;
-    if (op->kind == OpKind::Pointwise && !makes_places(*op)) continue;
+    if (op->kind == OpKind::Pointwise && !takes_positions(*op)) continue;
     const bool covered = std::any_of(cases.begin(), cases.end(), [&](const Case& c) {
       return std::string(c.covers) == op->name;
     });
@@ -42,7 +42,7 @@ TEST_CASE("other rows: float32 agrees with float64") {
 TEST_CASE("other rows: operands in other layouts give the same bits") {
   for (const Case& c : function_cases()) {
     CAPTURE(std::string(c.covers));
-    if (std::string(c.covers) == "as_strided") continue;  // Strides are what it is about.
+    if (std::string(c.covers) == "as_strided") continue;  // Its result depends on strides.
     const Tensors in = inputs_of(c, kFloat32);
     for (Layout l : {Layout::Transposed, Layout::Sliced, Layout::Offset}) {
       Tensors other;
@@ -53,7 +53,7 @@ TEST_CASE("other rows: operands in other layouts give the same bits") {
                             ? cat({x.detach(), x.detach()}, -1).narrow(-1, 0, x.size(-1))
                             : x);
       }
-      // Some cases use view(), which may refuse; then it says so.
+      // Some cases use view(), which may reject a layout with a message.
       const std::string error =
           error_of([&] { check_same(c.fn(other).detach(), c.fn(in).detach()); });
       CHECK_MESSAGE((error.empty() || error.find("view: strides") == 0), error);
@@ -71,7 +71,7 @@ TEST_CASE("other rows: graph mode equals eager mode, forward and backward") {
     const auto cases = all_cases();
     std::vector<Bound> bound;
     for (const Case& c : cases) {
-      // In short tests every case in one of the two dtypes.
+      // Short tests run every case in one of the two dtypes.
       const size_t turn = static_cast<size_t>(&c - cases.data()) + (t == kBFloat16);
       if (turn % 2 == 0 || long_tests()) bound.push_back({&c, inputs_of(c, t)});
     }

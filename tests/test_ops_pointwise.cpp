@@ -1,5 +1,5 @@
-// Every pointwise row of the registry, without naming one: gradients against differences, values
-// against the oracle, layouts, in-place calls, and graph mode against eager mode.
+// Every pointwise row of the registry, without naming one: gradients against finite differences,
+// values against the oracle, layouts, in-place calls, and graph mode against eager mode.
 
 #include <limits>
 #include <utility>
@@ -11,10 +11,9 @@ using namespace brrr::test;
 
 namespace {
 
-// --- gradients
-// ------------------------------------------------------------------------------------
+// --- gradients -----------------------------------------------------------------------------------
 
-// The row as a function of the operands that have a gradient; the others are held fixed.
+// The row as a function of its differentiable operands; the others are constants.
 void check_gradients(const OpDef& op, const std::vector<IntList>& shapes) {
   Tensors all, wanted;
   std::vector<size_t> places;
@@ -36,8 +35,7 @@ void check_gradients(const OpDef& op, const std::vector<IntList>& shapes) {
   CHECK_MESSAGE(r.ok, r.report);
 }
 
-// --- the oracle
-// -----------------------------------------------------------------------------------
+// --- the oracle ----------------------------------------------------------------------------------
 
 struct Format {
   int digits, lowest;  // Of the significand; the exponent of the smallest denormal.
@@ -53,13 +51,13 @@ double ulp_of(double x, const Format& f) {
 }
 
 // A single function must be within 4 units in the last place of its result. A formula of n
-// operations may lose 4 n units of its largest intermediate value, for which the largest of result,
-// operands and 1 stands: the sampled range is moderate. Beyond the format's range is infinity.
+// operations may lose 4 n units of its largest intermediate value, estimated by the largest of
+// result, operands and 1 (the sampled range is moderate). Values out of range are infinite.
 bool acceptable(double got, double want, double scale, int n, const Format& f) {
   if (std::isnan(want)) return std::isnan(got);
   if (std::fabs(want) > f.largest) want = std::copysign(kInf, want);
   if (std::isinf(want) || std::isinf(got)) {
-    const double edge = f.largest * (1 - std::ldexp(8.0, -f.digits));  // Rounding may go over it.
+    const double edge = f.largest * (1 - std::ldexp(8.0, -f.digits));  // Rounding may exceed it.
     return got == want || (std::fabs(got) >= edge && std::fabs(want) >= edge && got * want > 0);
   }
   const double unit = ulp_of(n > 1 ? std::max({std::fabs(want), scale, 1.0}) : want, f);
@@ -92,16 +90,14 @@ void check_oracle(const OpDef& op, const Columns& values, DType dtype) {
   }
 }
 
-// --- graph mode
-// -----------------------------------------------------------------------------------
+// --- graph mode ----------------------------------------------------------------------------------
 
 struct RowCase {
   const OpDef* op;
   Tensors in;
 };
 
-// Every row once, or every n-th, with the operands in a layout that changes from row to row and
-// operand to operand.
+// Every row once, or every n-th, with layouts that change from row to row and operand to operand.
 std::vector<RowCase> row_cases(DType dtype, size_t shift, size_t every) {
   std::vector<RowCase> cases;
   const IntList shapes[] = {{5, 7}, {3, 17}, {1, 1}, {40, 67}};
@@ -166,7 +162,7 @@ TEST_CASE("pow: second derivatives where a first one is 0 by choice") {
 TEST_CASE("floor and the like: the gradient is 0 whatever follows") {
   const Tensor x = tensor({0.0, 0.25}).set_requires_grad();
   for (const auto& f : {floor, trunc, round, ceil, sign}) {
-    const Tensor root = f(x).sqrt();  // Steep without end at 0.
+    const Tensor root = f(x).sqrt();  // Infinite slope at 0.
     CHECK(grad({(root + x).sum(), (f(x) * kInf).sum()}, {x})[0].to_vector<float>()[0] == 1);
   }
 }
@@ -181,7 +177,7 @@ TEST_CASE("minimum, maximum: an infinity that is not chosen has gradient 0, a Na
   }
   CHECK((std::isnan(low[3]) && std::isnan(high[3])));
   using Binary = Tensor (*)(const Tensor&, const Tensor&);
-  for (const Binary f : {Binary(maximum), Binary(minimum)}) {  // As the second, too.
+  for (const Binary f : {Binary(maximum), Binary(minimum)}) {  // Also as the second operand.
     const Tensor b = zeros({4}).set_requires_grad();
     const std::vector<Tensor> both = grad({f(b, a).sum()}, {b, a});
     CHECK(both[0].to_vector<float>()[3] == 0);
@@ -237,7 +233,7 @@ TEST_CASE("pointwise rows: integers") {
         double operands[kMaxOperands], y[kMaxOutputs];
         for (size_t k = 0; k < x.size(); ++k) operands[k] = x[k][i];
         op->pointwise->oracle(operands, y);
-        want[i] = std::isfinite(y[0]) ? y[0] : 0;  // Dividing an integer by zero gives 0.
+        want[i] = std::isfinite(y[0]) ? y[0] : 0;  // Integer division by zero gives 0.
       }
       const DType result = op->pointwise->mask_out[0] ? kBool : t;
       check_same(out[0], tensor(want).to(kInt64).to(result));
@@ -245,7 +241,7 @@ TEST_CASE("pointwise rows: integers") {
   }
 }
 
-// All pairs of bytes, and a few of them, which are run at once.
+// All pairs of bytes, and a few of them in one run.
 TEST_CASE("pointwise rows: bytes are computed with as int32, and any but 0 is true") {
   constexpr int64_t kAll = 1 << 16, kFew = 300;
   std::vector<uint8_t> bytes[2];
@@ -291,7 +287,7 @@ TEST_CASE("conversions: of a bool any byte but 0 is true, wherever it lies") {
 TEST_CASE("pointwise rows: layouts do not change a bit") {
   for (const OpDef* op : rows_of(OpKind::Pointwise)) {
     CAPTURE(std::string(op->name));
-    const IntList shape = {20, 70};  // Beyond one block of what lies across the walk.
+    const IntList shape = {20, 70};  // Beyond one block of a strided operand.
     for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kUInt8, kBool}) {
       CAPTURE(std::string(name(t)));
       for (size_t l = 0; l < 5; ++l) {
@@ -411,13 +407,13 @@ TEST_CASE("pointwise rows: graph mode equals eager mode at special values, in pl
       constexpr auto most = std::numeric_limits<int64_t>::max();
       const std::vector<int64_t> ends = {-most - 1, most, INT32_MIN, INT32_MAX, 0, 1, -1, 7};
       for (int i = 0; i < op->pointwise->n_in; ++i) {
-        const Tensor v = tensor(ends).to(t);  // All pairs: the first operand down, others across.
+        const Tensor v = tensor(ends).to(t);  // All pairs: a column and rows.
         in.push_back(i == 0 ? v.unsqueeze(1) : v);
       }
       cases.push_back({op, in});
     }
   }
-  if (!long_tests()) {  // One kernel of all of them takes a compiler a minute: a few, by turns.
+  if (!long_tests()) {  // A kernel of all takes the compiler a minute: a few, in turn.
     size_t at = 0;
     std::erase_if(cases, [&](const Case&) { return at++ % 7 != 0; });
   }

@@ -1,5 +1,5 @@
 // Every reduction row of the registry, without naming one: values against the oracle, gradients
-// against differences, layouts, threads, special values, and graph mode against eager mode.
+// against finite differences, layouts, threads, special values, and graph mode against eager mode.
 
 #include <limits>
 
@@ -165,7 +165,7 @@ TEST_CASE("reduction rows: layouts do not change a bit, nor does widening first"
   }
 }
 
-// Parts of rows and of columns, within and across the dims that number them, are read in blocks.
+// Parts of rows and of columns, within and across dims, are read in blocks.
 TEST_CASE("reduction rows: rows that lie together in a vector have the bits of one alone") {
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
@@ -243,10 +243,10 @@ TEST_CASE("reduction rows: ties share a gradient evenly") {
 
 TEST_CASE("reduction rows: gradients of 16-bit floats are rounded once") {
   for (DType t : {kFloat16, kBFloat16}) {
-    // The products of the others; some leave float16, and then others must not.
+    // The products of the others; some overflow float16, and the rest must not.
     const Tensor x = tensor({256.f, 256.f, 0.75f, 0.0078125f}).to(t).set_requires_grad();
     check_same(grad({prod(x)}, {x})[0], tensor({1.5f, 1.5f, 512.f, 49152.f}).to(t));
-    // Counts beyond float16, and beyond bfloat16's digits.
+    // Counts beyond float16's range, and beyond bfloat16's precision.
     const Tensor many = zeros({131072}, t).set_requires_grad();
     check_same(grad({amax(many)}, {many})[0], full({131072}, 0x1p-17).to(t));
     const Tensor few = zeros({3, 257}, t).set_requires_grad();
@@ -269,7 +269,7 @@ TEST_CASE("reduction rows: graph mode equals eager mode, forward and backward") 
       if (!has_kernel(*op, t)) continue;
       for (const IntList& shape : {IntList{}, {7, 33}, {70, 9}, {3, 4100}, {4, 5, 18}}) {
         for (const IntList& dims : dims_of(shape.size())) {
-          // 17 shapes and dims a row: a part of them is another one in each row.
+          // 17 shapes and dims a row: each row runs a different part of them.
           if (turn++ % (t == kFloat32 ? 2 : 5) && !long_tests()) continue;
           Tensor x = values_for(shape, t);
           if (cases.size() % 3 == 1) x = reversed(x);
@@ -283,7 +283,7 @@ TEST_CASE("reduction rows: graph mode equals eager mode, forward and backward") 
         const std::string name =
             fmt::format("{} of {} over {}", c.op->name, describe(c.x.impl()), to_string(c.dims));
         add_with_gradients(r, name, reduce(*c.op, c.x, c.dims, c.keepdim), {c.x});
-        // Fused: what feeds it and what it feeds.
+        // Fused with ops before and after.
         if (is_floating(t))
           r.add(name + ", fused", reduce(*c.op, c.x * 0.5 + 1.0, c.dims, true) * c.x);
       }

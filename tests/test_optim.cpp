@@ -58,7 +58,7 @@ double gradient(int step, size_t i) {
   return std::sin(1.7 * step + 0.9 * static_cast<double>(i)) + 0.1;
 }
 
-// Runs `steps` steps with a falling lr beside the reference.
+// Runs `steps` steps with a falling lr, against the reference.
 void compare(optim::Optimizer& opt, const Tensor& p, double tolerance,
              const std::function<void(Reference&, double)>& step) {
   std::vector<Reference> refs;
@@ -128,7 +128,7 @@ TEST_CASE("pitfall A10: a parameter without a gradient keeps value, state and st
   const double before = p.item<double>();
   opt.step();
   CHECK(p.item<double>() == before);
-  // The first step of Adam moves by lr, whenever it comes.
+  // Adam's first step changes a parameter by lr, whenever its first gradient comes.
   CHECK(q.item<double>() == doctest::Approx(1 - 0.1 * 0.01 - 0.1).epsilon(1e-6));
 }
 
@@ -168,7 +168,8 @@ TEST_CASE("optimisers: saved state continues to the last bit") {
   for (const double power : {-1.0, 1.5, std::nan("")}) {
     StateDict bad = saved;
     bad["0.beta2_power"] = full({}, power, kFloat64);
-    CHECK_THROWS_WITH_AS(two.load_state_dict(bad), doctest::Contains("no power of a beta"), Error);
+    CHECK_THROWS_WITH_AS(two.load_state_dict(bad), doctest::Contains("not a power of a beta"),
+                         Error);
   }
   saved.erase("0.exp_avg");
   CHECK_THROWS_AS(two.load_state_dict(saved), Error);
@@ -185,19 +186,19 @@ TEST_CASE("pitfall A24: clip_grad_norm_ scales a shared gradient once") {
   optim::clip_grad_norm_({p}, 100.0);
   CHECK(p.grad().to_vector<double>()[0] == doctest::Approx(3 / std::sqrt(50.0)).epsilon(1e-6));
   CHECK(optim::clip_grad_norm_({r}, 1.0).item<float>() == 0.0f);
-  // Of several dtypes the widest counts: this norm is none of float32.
+  // The norm has the widest dtype: this one overflows float32.
   Tensor s = full({}, 0.0).set_requires_grad(true);
   s.set_grad(full({}, 3.0));
   r.set_grad(full({1}, 1e100, kFloat64));
   CHECK(optim::clip_grad_norm_({s, r}, 1.0).item<double>() == 1e100);
   CHECK(r.grad().item<double>() == 1.0);
-  // One that several share in different shapes.
+  // A gradient that parameters share in different shapes.
   Tensor column = full({2, 1}, 0.0, kFloat64).set_requires_grad(true);
   p.set_grad(tensor(std::vector<double>{3.0, 4.0}));
   column.set_grad(p.grad().view({2, 1}));
   optim::clip_grad_norm_({p, column}, 1.0);
   CHECK(p.grad().to_vector<double>()[0] == doctest::Approx(3 / std::sqrt(50.0)).epsilon(1e-6));
-  // Or transposed; a part of it is another one.
+  // Or transposed; a part of it counts as a distinct one.
   const Tensor m = zeros({2, 3}).set_requires_grad(true), n = zeros({3, 2}).set_requires_grad(true);
   const Tensor row = zeros({3}).set_requires_grad(true);
   m.set_grad(ones({2, 3}));
@@ -207,7 +208,7 @@ TEST_CASE("pitfall A24: clip_grad_norm_ scales a shared gradient once") {
   CHECK(optim::distinct_gradients({m, row}).size() == 2);
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, -1.0), Error);
   CHECK_THROWS_AS(optim::clip_grad_norm_({p}, std::nan("")), Error);
-  // To measure alone: whatever the norm is, nothing changes.
+  // With an infinite limit only the norm is measured: nothing changes.
   p.set_grad(full({2}, INFINITY, kFloat64));
   CHECK(std::isinf(optim::clip_grad_norm_({p}, INFINITY).item<double>()));
   CHECK(std::isinf(p.grad().to_vector<double>()[1]));
@@ -237,7 +238,7 @@ TEST_CASE("schedules are closed formulas of the step") {
   }
   opt.set_lr(1.0);
   {
-    // A state whose lr is beyond counting is refused before anything has changed.
+    // A state whose lr overflows is rejected before anything has changed.
     optim::StepLR steady(opt, 1, 1.0), growing(opt, 1, 10.0);
     for (int i = 0; i < 400; ++i) steady.step();
     CHECK_THROWS_AS(growing.check_state_dict(steady.state_dict()), Error);
@@ -257,7 +258,7 @@ TEST_CASE("schedules are closed formulas of the step") {
   CHECK(opt.lr() == 0.0);
   CHECK_THROWS_WITH_AS(cosine.load_state_dict(steps.state_dict()),
                        doctest::Contains("unexpected: StepLR"), Error);
-  StateDict older = steps.state_dict();  // From before the kind was kept.
+  StateDict older = steps.state_dict();  // From before the scheduler's kind was stored.
   older.erase("StepLR");
   CHECK_NOTHROW(steps.load_state_dict(older));
   CHECK_THROWS_AS(optim::CosineLR(opt, 0), Error);
@@ -308,7 +309,7 @@ TEST_CASE("AdamW decays the parameters that it is told to") {
       return loss.detach();
     };
     auto step = brrr::step(run, StepOptions{.mode = stats ? Mode::Graph : Mode::Eager});
-    // One step: afterwards a parameter depends on all others' decay.
+    // A single step: afterwards a parameter depends on the decay of all others.
     const Tensor x = randn({4, 6}), y = tensor(std::vector<int64_t>{0, 1, 2, 1});
     step(x, y);
     params = model.parameters();
@@ -327,7 +328,7 @@ TEST_CASE("AdamW decays the parameters that it is told to") {
   }
   CHECK(all[1].to_vector<float>() != none[1].to_vector<float>());
 
-  // As many kernels as without, and the same state under the same names.
+  // As many kernels as without groups, and the same state under the same names.
   StepStats plain, grouped;
   std::vector<Tensor> p, q;
   const StateDict before = train({.weight_decay = 0.5}, p, &plain);
@@ -368,7 +369,6 @@ TEST_CASE("optimisers: without a penalty what is infinite stays so where its gra
   check([](Parameters p) { return optim::AdamW(std::move(p), {.lr = 0.1, .weight_decay = 0}); });
 }
 
-// A step whose argument is the gradient.
 template <class Opt> static auto step_of_gradients(const Tensor& p, Opt& opt, Mode mode) {
   return brrr::step(
       [p, &opt](const Tensor& x) {
@@ -424,10 +424,10 @@ TEST_CASE("optimisers: Adam's step is lr where betas or eps are 0 and gradients 
     return p.item<double>();
   };
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
-    // The mean is the gradient itself, also where that is nothing beside the one before.
+    // With beta1 = 0 the mean equals the gradient, even if that is tiny beside the previous one.
     CHECK(after(mode, {.lr = 0.1, .betas = {0, 0}, .eps = 0}, {1000, 1e-5f, -1e-5f, 1e-5f}) ==
           doctest::Approx(0.8));
-    // The square's mean is a denormal number and all that the step is divided by.
+    // The second moment is denormal, and the only divisor of the step.
     for (const double eps : {0.0, 1e-30}) {
       CHECK(after(mode, {.lr = 0.1, .eps = eps}, {1e-18f, 1e-18f}) ==
             doctest::Approx(0.8).epsilon(1e-3));

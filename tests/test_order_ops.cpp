@@ -1,4 +1,4 @@
-// Triangles, running sums, order, draws by weight: values, extremes, dtypes, ties, errors.
+// Triangles, running sums, sorting, weighted draws: values, extremes, dtypes, ties, errors.
 
 #include <algorithm>
 #include <numeric>
@@ -23,7 +23,7 @@ Longs longs(const Tensor& t) {
   return t.to_vector<int64_t>();
 }
 
-/// The positions of a stable sort, NaN the greatest.
+/// The positions of a stable sort, with NaN as the largest.
 Longs reference_order(const Doubles& x, bool descending) {
   Longs at(x.size());
   std::iota(at.begin(), at.end(), 0);
@@ -79,7 +79,7 @@ TEST_CASE("cumsum: one after the other, in the compute type, along any dim") {
         const Tensor y = cumsum(x, dim);
         const DType result = is_floating(t) ? t : kInt64, compute = compute_type(result);
         REQUIRE(y.dtype() == result);
-        // The sums once more, by slices.
+        // Recomputes the sums by slices.
         Tensor total;
         for (int64_t i = 0; i < x.size(dim); ++i) {
           const Tensor next = x.select(dim, i).to(compute);
@@ -152,7 +152,7 @@ TEST_CASE("sort and topk: along other dims, 0-d, without elements") {
   CHECK(sort(zeros({0, 3})).second.sizes() == IntList{0, 3});
   CHECK(sort(zeros({3, 0}), 0).second.sizes() == IntList{3, 0});
   CHECK(topk(zeros({3, 2}), 0).second.sizes() == IntList{3, 0});
-  // Gradients go to where the values came from, ties included.
+  // Gradients go to the elements that were selected, ties included.
   const Tensor w = tensor({1.0f, 2.0f, 2.0f, 0.0f}).set_requires_grad();
   (topk(w, 2).first * tensor({3.0f, 5.0f})).sum().backward();
   CHECK(doubles(w.grad()) == Doubles{0, 3, 5, 0});
@@ -172,7 +172,7 @@ TEST_CASE("multinomial: frequencies follow the weights, zero weights are never d
   }
   CHECK(at.select(0, 1).sum().item<int64_t>() == kDraws);
   CHECK(longs(multinomial(tensor({0.0f, 0.0f, 1e-38f}), 3, true)) == Longs{2, 2, 2});
-  // A share of their sum is no multiple of the smallest number.
+  // Their share of the sum is no multiple of the smallest number.
   const Tensor least = multinomial(full({3}, 5e-324, kFloat64), kDraws, true);
   for (const double n : doubles(one_hot(least, 3).sum({0}))) {
     CHECK(std::fabs(n / kDraws - 1.0 / 3) < 0.012);
@@ -184,13 +184,13 @@ TEST_CASE("multinomial without replacement: all different, in the order of drawi
   const Tensor w = tensor({1.0, 0.0, 3.0, 4.0}).expand({20000, 4});
   const Tensor at = multinomial(w, 3);
   CHECK(sort(at).first.to(kFloat64).mean({0}).to_vector<double>() == Doubles{0, 2, 3});
-  // First by weight, then by weight among those left: P(3 then 2) = 4/8 * 3/4.
+  // First by weight, then by weight among the rest: P(3 then 2) = 4/8 * 3/4.
   const Tensor first = at.select(1, 0), second = at.select(1, 1);
   auto share = [](const Tensor& t) { return t.to(kFloat64).mean().item<double>(); };
   CHECK(std::fabs(share(first == 3) - 0.5) < 0.02);
   CHECK(std::fabs(share(first == 2) - 0.375) < 0.02);
   CHECK(std::fabs(share((first == 3).to(kInt64) * (second == 2).to(kInt64)) - 0.375) < 0.02);
-  // Weights far apart and at the ends of the range, in every floating dtype.
+  // Weights of very different sizes and at the limits of the range, in every floating dtype.
   const Tensor far = tensor(Doubles{5e-324, 0, 1e-300, 1e300});
   CHECK(longs(multinomial(far, 3)) == Longs{3, 2, 0});
   for (DType t : {kFloat32, kBFloat16, kFloat16}) {
@@ -209,7 +209,7 @@ TEST_CASE("multinomial: one draw a call, the same in both modes and in any layou
     check_same(rand({4}), after);
     manual_seed(5);
     check_same(multinomial(w.to(kFloat64), 6, replacement), a);
-    // Rows have numbers of their own, a single row the first one's.
+    // Rows have separate draws; a single row has those of the first.
     manual_seed(5);
     check_same(multinomial(w.select(0, 0), 6, replacement), a.select(0, 0));
     CHECK(difference(multinomial(ones({2, 50}), 20, replacement).select(0, 0),
@@ -251,7 +251,7 @@ TEST_CASE("multinomial: bad weights throw, take no draw, and leave a step undone
   CHECK(rng_state().draw == 0);
   CHECK(multinomial(zeros({0, 3}), 2).sizes() == IntList{0, 2});
 
-  // Replays too: the weights go bad after an external has been written.
+  // Also in replays: the weights become invalid after an external has been written.
   const Tensor w = ones({2, 4}), count = zeros({1});
   auto step = brrr::step(
       [&] {

@@ -1,4 +1,4 @@
-// Memory that several tensors share without being views of each other, and layouts that overlap.
+// Tensors that share memory without being views of each other, and overlapping layouts.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>

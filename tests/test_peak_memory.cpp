@@ -1,5 +1,5 @@
-// A step needs no more memory than eager mode does: not in its first call, nor when it is built,
-// nor in any later one. What the allocator hands out, call by call, and what is resident.
+// A step needs no more memory than eager mode: not in its first call, nor when it is built, nor
+// later. Measures the allocator's peak of each call, and resident memory.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -25,13 +25,13 @@ namespace {
 constexpr int kCalls = 6;
 
 struct Peaks {
-  double by_call[kCalls] = {};  ///< MB handed out at most, above what was live before the model.
-  double resident = 0;          ///< MB of the process.
+  double by_call[kCalls] = {};  ///< Peak MB, above what was live before the model was created.
+  double resident = 0;          ///< Resident MB of the process.
 };
 
 using Training = std::function<void(Mode, const std::function<void(int)>& call)>;
 
-// In a process of its own: nothing that an earlier run has left may serve this one.
+// In a separate process, so that no cache of an earlier run helps this one.
 Peaks peaks_of(const Training& train, Mode mode) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
@@ -52,7 +52,7 @@ Peaks peaks_of(const Training& train, Mode mode) {
       std::fprintf(stderr, "%s\n", e.what());
       _exit(1);
     }
-    rusage own{};  // Without the compiler's processes.
+    rusage own{};  // Excludes the compiler's processes.
     getrusage(RUSAGE_SELF, &own);
     p.resident = static_cast<double>(own.ru_maxrss) / 1024;
     _exit(write(ends[1], &p, sizeof p) == sizeof p ? 0 : 1);
@@ -78,15 +78,14 @@ void compare(const Training& train) {
   table +=
       fmt::format("resident: eager {:.1f} MB, graph {:.1f} MB", eager.resident, graph.resident);
   INFO(table);
-  // Numbers and tables of a few hundred bytes each. AddressSanitizer's blocks cannot be parted, so
-  // gradients are apart there, and nothing larger than one lives where they will be written.
+  // Scalars and tables of a few hundred bytes each. AddressSanitizer's blocks cannot be split, so
+  // gradients are separate there, and no temporary larger than one is placed in them.
   for (int k = 0; k < kCalls; ++k) {
     const double more = kAddressSanitizer ? eager.by_call[k] / 10 : 0.02;
     CHECK(graph.by_call[k] <= eager.by_call[k] + more);
   }
-  // Kernels, which are built by now, are up to 9.5 MB, and the system gives a huge page of 2 MB
-  // more or less: the larger of two runs in eager mode counts, and one such page beside the
-  // kernels.
+  // The kernels built by then take up to 9.5 MB, and the system's use of 2 MB huge pages varies:
+  // the larger of two eager runs counts, plus one such page and the kernels.
   const double resident = peaks_of(train, Mode::Graph).resident,
                of_eager = std::max(eager.resident, peaks_of(train, Mode::Eager).resident);
   if (!kAddressSanitizer && !kThreadSanitizer) CHECK(resident <= of_eager + 12);
@@ -94,7 +93,7 @@ void compare(const Training& train) {
 
 enum class Zero { First, BeforeBackward, Never };
 
-// The last call but one has a batch of its own, as at the end of an epoch.
+// The last call but one has a batch of a different size, as at the end of an epoch.
 template <class Model, class Batch>
 Training training(const std::function<std::unique_ptr<Model>()>& make, const Batch& batch,
                   Zero zero, int parts = 1) {
@@ -158,8 +157,8 @@ TEST_CASE("memory: a GPT with a large vocabulary" * doctest::test_suite("host"))
   }
 }
 
-// A gradient that the user keeps, ids that the step converts, accumulation over calls: each once
-// made a step hold all gradients twice.
+// A gradient that the user keeps, ids that the step converts, accumulation over calls: each of
+// these once made a step hold all gradients twice.
 TEST_CASE("memory: held gradients, computed ids, accumulation" * doctest::test_suite("host")) {
   enum class Habit { HoldsOne, ComputesIds, Accumulates };
   for (const Habit habit : {Habit::HoldsOne, Habit::ComputesIds, Habit::Accumulates}) {
@@ -194,7 +193,7 @@ TEST_CASE("memory: held gradients, computed ids, accumulation" * doctest::test_s
   }
 }
 
-// Its copy lives where the result will be written, of which it has the size, a multiple of no line.
+// Its copy is placed in the result's memory, of the same size, which is no multiple of a line.
 TEST_CASE("memory: a softmax over a middle dim, a sort" * doctest::test_suite("host")) {
   compare([](Mode mode, const std::function<void(int)>& call) {
     const Tensor x = randn({61, 47, 83});
@@ -211,7 +210,7 @@ TEST_CASE("memory: a softmax over a middle dim, a sort" * doctest::test_suite("h
 
 TEST_CASE("memory: results that come after what is larger than each of them" *
           doctest::test_suite("host")) {
-  if (kAddressSanitizer) return;  // The larger one's block would have to be parted.
+  if (kAddressSanitizer) return;  // The larger one's block would have to be split.
   compare([](Mode mode, const std::function<void(int)>& call) {
     const Tensor x = randn({1 << 18});
     auto step = brrr::step(
@@ -270,7 +269,7 @@ TEST_CASE("memory: a GPT whose activations outweigh its parameters" * doctest::t
   compare(training<models::GPT>(make, batch, Zero::First));
 }
 
-// What is computed in another dtype is converted first: of that much memory, and no more.
+// Operands of narrower dtypes are converted first, which takes exactly that much memory.
 TEST_CASE("memory: the place of the largest, and order, of narrow numbers" *
           doctest::test_suite("host")) {
   for (const DType t : {kBool, kUInt8, kInt32, kBFloat16, kFloat32}) {

@@ -1,4 +1,4 @@
-// What a step costs in instructions, counted by the lab's own counter.
+// Instructions of a step, measured by the lab's own counter.
 #include "examples/lab/instructions.cpp"
 #include "pitfalls.h"
 #include "sanitizer.h"
@@ -8,7 +8,7 @@ using namespace brrr::test;
 
 namespace {
 
-// Of a call of a step of so many ops; 0 where they cannot be counted.
+// Instructions of a call of a step with `ops` ops; 0 if they cannot be counted.
 int64_t instructions_of(int ops, bool freeze) {
   const Tensor x = ones({8});
   auto step = brrr::step(
@@ -28,7 +28,7 @@ int64_t instructions_of(int ops, bool freeze) {
 
 }  // namespace
 
-// Exactly they are counted by `bench_ratios --instr` (tests/bench/README.md).
+// `bench_ratios --instr` gives exact counts (tests/bench/README.md).
 TEST_CASE("pitfall D5: an op that is verified takes few instructions" *
           doctest::test_suite("host")) {
   if (kAddressSanitizer || kThreadSanitizer) return;
@@ -41,7 +41,7 @@ TEST_CASE("pitfall D5: an op that is verified takes few instructions" *
   MESSAGE(each << " instructions an op; a call of 300 ops " << many << ", frozen " << frozen);
   CHECK(each > 10);
 #ifdef NDEBUG
-  CHECK(each < 600);  // Twice what it takes.
+  CHECK(each < 600);  // Twice the usual count.
 #else
   CHECK(each < 3000);
 #endif

@@ -86,7 +86,7 @@ TEST_CASE("pitfall A3: a branch or number that changed is seen on the very next 
   CHECK(same_bits(step(x), body(x)));
   CHECK(contains(step.explain(), "scalar was 2, now 3"));
   const uint64_t before = step.stats().recordings;
-  for (int i = 0; i < 20; ++i) {  // A number that was seen to vary needs no more recordings.
+  for (int i = 0; i < 20; ++i) {  // A scalar known to vary needs no more recordings.
     scale = 3.0 + i;
     CHECK(same_bits(step(x), body(x)));
   }
@@ -188,7 +188,7 @@ TEST_CASE("pitfall A4: inputs at other addresses, strides, offsets and dtypes") 
   for (int round = 0; round < 3; ++round) {
     for (const Tensor& x : inputs) CHECK(same_bits(step(x), body(x)));
   }
-  // Entries that agree in everything but an input's layout must not stand in for each other.
+  // Entries that differ only in an input's layout must not be mistaken for each other.
   auto other = brrr::step(body, kEarly);
   wide = false;
   CHECK(same_bits(other(a), body(a)));
@@ -201,7 +201,7 @@ TEST_CASE("pitfall A4: inputs at other addresses, strides, offsets and dtypes") 
 }
 
 TEST_CASE("pitfall A4: entries that part later still differ in an input's layout and dtype") {
-  // The first op hides its operand's layout and dtype: its result is a dense bool either way.
+  // The first op hides its operand's layout and dtype: its result is a dense bool in any case.
   int way = 0;
   auto body = [&](const Tensor& x) {
     const Tensor positive = x > 0.0;
@@ -230,7 +230,7 @@ TEST_CASE("pitfall A5: inputs, parameters and constants freed after recording") 
     for (int i = 0; i < 3; ++i) step(keep.clone());
     step.freeze();
     CHECK(same_bits(step(keep.clone()), expected));
-    // Only the frozen step knows these now.
+    // Only the frozen step references these now.
     weights.clear();
     model.reset();
     constant.reset();
@@ -321,7 +321,7 @@ TEST_CASE("pitfall A9: recording, warm-up and destruction change no state") {
         for (int i = 0; i < steps; ++i) w.log(t, step(randn({4, 6}), randint(0, 3, {4})));
         t.add_rng();
       }
-      // The step is gone; the random stream goes on where it was.
+      // The step is destroyed; the random stream continues.
       t.add_rng();
       t.add(randn({3}));
     });

@@ -7,7 +7,7 @@ using namespace brrr;
 using namespace brrr::test;
 
 TEST_CASE("pitfall A16: no entry serves a call that it was not made for") {
-  // Two steps of the same code never share.
+  // Two steps of the same code never share recordings.
   auto make = [](double k) { return brrr::step([k](const Tensor& x) { return x * k; }, kEarly); };
   auto two = make(2), three = make(3);
   const Tensor x = randn({5});
@@ -15,7 +15,7 @@ TEST_CASE("pitfall A16: no entry serves a call that it was not made for") {
     CHECK(same_bits(two(x), x * 2.0));
     CHECK(same_bits(three(x), x * 3.0));
   }
-  // Train and eval, grad mode, requires_grad, an argument that is missing.
+  // Train and eval, grad mode, requires_grad, a missing argument.
   same_in_all_modes([](const StepOptions& options, Trace& t) {
     models::MLP model(small_mlp(0.5));
     auto step = brrr::step(
@@ -64,7 +64,7 @@ TEST_CASE("pitfall A10: a norm's weights are trained, frozen and trained again")
       }
     });
   }
-  // Nothing is left of the results that are not wanted any more.
+  // Unneeded results of the gradient take no memory.
   Tensor w = randn({64}).set_requires_grad(), scale = ones({64}).set_requires_grad();
   auto step = brrr::step([&](const Tensor& x) {
     w.set_grad({});
@@ -109,7 +109,7 @@ TEST_CASE("pitfall A19: in-place updates of views, inputs and saved tensors") {
       t.add({a, b, c, x, state, w.grad()});
     }
   });
-  // Both modes refuse alike what autograd needs, and then go on.
+  // Both modes reject writes to what autograd needs, and continue.
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     Tensor leaf = ones({3}), x = ones({3}), side = ones({3});
     leaf.set_requires_grad(true);
@@ -169,7 +169,7 @@ TEST_CASE("pitfall A20: the function runs once per call, whatever happens") {
   CHECK_THROWS_AS(strict(ones({3})), Error);
   strict(ones({2}));
   CHECK(runs == 3);
-  // Accumulation over k micro-batches, as users write it with a counter.
+  // Accumulation over k micro-batches with a counter, as users write it.
   same_in_all_modes([](const StepOptions& options, Trace& t) {
     Trainer<optim::SGD, optim::SGDOptions> w({.lr = 0.1});
     int k = 0;
@@ -198,7 +198,7 @@ TEST_CASE("pitfall A21: host data made inside the function is fresh on every cal
           const Tensor a = tensor({1.0 * k, 2.0 + k, -k});
           const Tensor b = from_blob(buffer.data(), {2, 3}, kFloat32).to(default_device());
           const Tensor c = tensor(std::vector<double>{k, k * k, 1});
-          buffer[0] = -1;  // The copy was made already.
+          buffer[0] = -1;  // The copy was already made.
           return std::tuple{x + a, b * x, c + x, tensor(k) + x};
         },
         options);
@@ -251,7 +251,7 @@ TEST_CASE("pitfall A23: a temporary that escapes on a later call only") {
       t.add(step(randn({4})));
       t.add({saved.defined() ? saved.detach() : saved, part});
     }
-    tape.backward();  // Outside the step, over what it saved.
+    tape.backward();  // Outside the step, through its saved tensors.
     t.add({w.grad(), tape.detach()});
     saved.sum().backward();
     t.add(w.grad());
@@ -301,7 +301,7 @@ TEST_CASE("pitfall A23: what only the journal has seen does not outlive the step
       loss = loss.detach() + leaf.grad().sum();
     }
     const Tensor h = (x * w).exp();
-    state.detach().mul_(h);  // An alias with history, for a moment.
+    state.detach().mul_(h);  // An alias with history, temporarily.
     return loss;
   };
   auto step = brrr::step(body, kEarly);
@@ -309,7 +309,7 @@ TEST_CASE("pitfall A23: what only the journal has seen does not outlive the step
     const Tensor x = randn({4, 6});
     const size_t live = live_bytes();
     const Tensor loss = step(x), g = w.grad();
-    // A loss more; of a block of its own, where it is not in its slot.
+    // One more loss, in a block of its own unless it is in its slot.
     const size_t rounded = default_device() == kCPU ? sizeof(float) : 512;
     if (i) CHECK(live_bytes() <= live + rounded);
     CHECK(same_bits(loss, body(x)));
@@ -366,7 +366,7 @@ TEST_CASE("pitfall A3: numbers of row ops vary like others") {
         CHECK(same_bits(got.second, want.second));
       }
       INFO(step.explain());
-      // On a GPU only a kernel of the step's own could read them anew, and rows may be too long.
+      // On a GPU only a kernel of the step itself could read them again, and rows may be too long.
       if (x.device() == kCPU) CHECK(step.stats().recordings == 2);
     }
   }

@@ -1,4 +1,4 @@
-// Errors and crashes: what goes wrong leaves everything as it was.
+// Errors and crashes: a failure leaves all state unchanged.
 #include <sstream>
 
 #include "backends/cpu/allocator.h"
@@ -10,14 +10,14 @@ using namespace brrr::test;
 
 namespace {
 
-/// The same weights, with the same version.
+/// Gives both the same weights with the same version.
 void twins(Everything& a, Everything& b) {
   const StateDict dict = Everything().model.state_dict();
   a.model.load_state_dict(dict);
   b.model.load_state_dict(dict);
 }
 
-/// Makes `before` calls, then one that `sabotage` spoils, then goes on as an eager twin does.
+/// Makes `before` calls, then one that `sabotage` makes fail, then compares with an eager twin.
 template <class F, class G>
 void survives(int before, const StepOptions& options, const F& sabotage, const G& mend) {
   Everything graph, eager;
@@ -54,7 +54,7 @@ TEST_CASE("pitfall B1: a host read inside the step throws at the user's line") {
   int what = 0;
   bool went_on = false;
   float raw[3] = {};
-  // Each names what was called and, where there is one, the tensor.
+  // Each names the call and, if there is one, the tensor.
   const std::string says[] = {"item: float32[] ",
                               "to_vector: float32[2, 3] ",
                               "to_string: float32[2, 3] ",
@@ -126,7 +126,7 @@ TEST_CASE("pitfall B1: a host read inside the step throws at the user's line") {
     what = 0;
     for (int i = 0; i < 2; ++i) CHECK(step(x).defined());
   }
-  // The user may catch it and go on: the step then counts.
+  // The user may catch it and continue: the step then takes effect.
   auto forgiving = brrr::step(
       [&](const Tensor& t) {
         const Tensor y = t + 1.0;
@@ -158,7 +158,7 @@ TEST_CASE("pitfall B5: the function throws at any point, on any call") {
 }
 
 TEST_CASE("pitfall B5: every allocation of a step fails once" * doctest::test_suite("host")) {
-  // A first call that walks, one that builds, a replay, each with memory refused at allocation k.
+  // A first call on the walker, one that builds, and a replay, each with allocation k failing.
   struct Case {
     int before;
     bool early;
@@ -190,7 +190,7 @@ TEST_CASE("pitfall B5: every allocation of a step fails once" * doctest::test_su
       CHECK(rng_state().draw > rng.draw);
       if (k > 400) FAIL("no end of allocations");
     }
-    CHECK(failures >= 3);  // Results and the arena: all that a call takes.
+    CHECK(failures >= 3);  // Results and the arena.
   }
 }
 
@@ -286,7 +286,7 @@ TEST_CASE("pitfall B5: a tape from before the step is used up only if the step r
     fail = false;
     step();
     const Tensor g = w.grad();
-    CHECK(contains(error_of([&] { step(); }), "or detach() what"));
+    CHECK(contains(error_of([&] { step(); }), "or detach() tensors of an earlier step"));
     CHECK(contains(error_of([&] { h.sum().backward(); }), "has been used and released"));
     CHECK(same_bits(g, w.grad()));
     CHECK(same_bits(g, (w.detach() * 2.0).exp() * 2.0));

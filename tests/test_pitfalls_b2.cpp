@@ -34,14 +34,14 @@ TEST_CASE("pitfall B6: a thousand steps made and dropped, in any order") {
   for (int i = 0; i < 1000; ++i) cycle({}, i % 3 ? i : i + 1);
   for (int i = 0; i < 10; ++i) cycle(kEarly, i);
   CHECK(live_bytes() <= live);
-  // A step that outlives what it trained, and one that is moved.
+  // A step that outlives its model, and one that is moved.
   auto first = brrr::step([](const Tensor& t) { return t * 2.0; }, kEarly);
   const Tensor y = first(x);
   auto second = std::move(first);
   CHECK(same_bits(second(x), y));
 }
 
-// Made before, and so ended after, what the library keeps for its thread.
+// Constructed before, and so destroyed after, the library's thread-local state.
 struct Latecomer {
   Tensor w = randn({4}).set_requires_grad();
   Step<std::function<Tensor(const Tensor&)>> step =
@@ -96,7 +96,7 @@ TEST_CASE("pitfall B7: a full cache drops the least recently used entry") {
       contains(error_of([] { brrr::step([] {}, StepOptions{.max_entries = 0}); }), "max_entries"));
 }
 
-// (Under a sanitizer; elsewhere what overflowed did no harm.)
+// (Detected under a sanitizer only; otherwise the overflow was harmless.)
 TEST_CASE("pitfall B11: options as large as their types") {
   auto step = brrr::step([](const Tensor& x) { return (x * 2.0).exp(); },
                          StepOptions{.max_entries = INT_MAX,
@@ -139,7 +139,7 @@ TEST_CASE("pitfall B11: steps inside steps, recursion and repeated arguments") {
     eager(x);
   }
   CHECK(inner.stats().calls == 3);
-  // A bounded recursion of the step into itself.
+  // The step calls itself recursively, to a limited depth.
   int depth = 0;
   std::function<Tensor(const Tensor&)> recurse;
   auto self = brrr::step([&](const Tensor& t) { return recurse(t); }, kEarly);

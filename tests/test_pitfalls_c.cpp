@@ -30,10 +30,10 @@ int mapped_kernels(const std::string& dir) {
   return n;
 }
 
-/// What a device's arena takes: it is always there, beside what tensors hold.
+/// The size of a device's arena, which is always allocated, in addition to tensors.
 size_t fixed_arena(const StepStats& s) { return default_device() == kCPU ? 0 : s.arena_bytes; }
 
-/// Peak of three batch sizes in turn above the resting state, and the bytes of all gradients.
+/// Peak of three alternating batch sizes above the resting state, and the bytes of all gradients.
 std::pair<size_t, size_t> peak_of(const StepOptions& options, int64_t scale) {
   models::MLP model({.sizes = {64, 256, 256, 10}});
   optim::AdamW opt(model.parameters(), {.lr = 1e-3});
@@ -95,7 +95,6 @@ double microseconds(const std::function<void()>& f) {
       .count();
 }
 
-/// A step of so many ops, one after the other.
 auto chain(int ops) {
   return [ops](const Tensor& t) {
     Tensor h = t;
@@ -113,8 +112,8 @@ TEST_CASE("pitfall C1: one arena for all entries, graph's peak is not above eage
     MESSAGE("peak above the resting state: eager " << eager << ", graph " << graph
                                                    << ", of which old gradients " << gradients);
     // A graph-mode step can be undone until nothing in it can fail any more; then the new gradients
-    // take over the memory of the old ones. The arena is there for the whole replay, while eager
-    // mode frees activations as gradients appear: at small batches that is worth 2 %.
+    // take over the old ones' memory. The arena exists for the whole replay, while eager mode frees
+    // activations as gradients appear: at small batches that is worth 2 %.
     CHECK(graph <= eager + eager / 40);
     if (scale == 512) CHECK(graph <= eager);
   }
@@ -167,7 +166,7 @@ TEST_CASE("pitfall C5: a thousand shapes leave bounded memory") {
                           StepOptions{.max_entries = 2, .build_at_first_call = true});
   for (int64_t n = 1; n <= 12; ++n) built(ones({n * 3}));
   CHECK(mapped_kernels(cache.dir) <= 2);
-  // A slot for every shape would be a leak too.
+  // A slot for every shape would be a leak, too.
   const size_t held = live_bytes();
   for (int64_t n = 1; n <= 1000; ++n) step.input(0, {n, 100});
   CHECK(live_bytes() < held + (8u << 20));
@@ -206,15 +205,16 @@ TEST_CASE("pitfall C8: out of memory is an error; a smaller batch then trains" *
     const std::string text = error_of([&] { step(x, y); });
     const std::string told = text.substr(0, text.find("; use a smaller batch"));
     CHECK_MESSAGE(told != text, text);
-    for (const char* part : {"out of memory on cpu: ", " bytes asked; ", " held", " free"})
+    for (const char* part : {"out of memory on cpu: ", " bytes asked for; ", " held", " free"})
       CHECK_MESSAGE(contains(told, part), std::string(part), ": ", text);
     // AddressSanitizer's blocks have no owners.
     CHECK_MESSAGE(contains(told, "largest") != kAddressSanitizer, text);
     CHECK(same_bits(w, model.parameters()[0]));
   }
-  if (!kAddressSanitizer && !kThreadSanitizer) {  // More than there are addresses.
+  if (!kAddressSanitizer && !kThreadSanitizer) {  // Exceeds the address space.
     const std::string text = error_of([] { ones({int64_t{1} << 57}); });
-    CHECK_MESSAGE(contains(text, "out of memory on cpu: 576460752303423488 bytes asked; "), text);
+    CHECK_MESSAGE(contains(text, "out of memory on cpu: 576460752303423488 bytes asked for; "),
+                  text);
   }
   for (int i = 0; i < 3; ++i) CHECK(step(x.slice(0, 0, 32), y.slice(0, 0, 32)).numel() == 1);
   CHECK(step(x, y).numel() == 1);
@@ -237,7 +237,7 @@ TEST_CASE("pitfall D1: policies for calls that match no recording") {
   StepStats s = lenient.stats();
   CHECK(s.entries == 1);
   CHECK(s.fallbacks == 8);
-  CHECK(s.recordings == 1);  // What is forgotten is none.
+  CHECK(s.recordings == 1);  // A discarded recording does not count.
   CHECK(s.replays == 4);
   const std::string said = lenient.explain();
   CHECK(contains(said, "float32[4]"));
@@ -261,8 +261,8 @@ TEST_CASE("pitfall D5: guards cost little (smoke; the benchmark measures them)")
   double best = 1e9;
   for (int i = 0; i < 200; ++i) best = std::min(best, microseconds([&] { step(x); }));
   MESSAGE("200 ops verified and replayed in " << best << " us");
-  CHECK(best < 400);  // 2 us an op: ten times what it takes, for sanitizers and busy machines.
-  // A replay asks the allocator for its result and its arena only.
+  CHECK(best < 400);  // 2 us an op: ten times the usual, for sanitizers and busy machines.
+  // A replay allocates only its result and its arena.
   const size_t before = memory_stats(default_device()).allocations;
   step(x);
   CHECK(memory_stats(default_device()).allocations - before <= 2);
@@ -300,7 +300,7 @@ TEST_CASE("pitfall D5: what thousands of leaves and buffers cost grows with thei
     for (int i = 0; i < 3; ++i)
       best = std::min(best, microseconds([&] { CHECK(step().defined()); }));
     MESSAGE(count << " of them in " << best << " us");
-    // 10 us each; a pair of them takes nothing.
+    // 10 us for each; a pair of switches costs nothing.
     if (!kAddressSanitizer && !kThreadSanitizer) CHECK(best < 150'000);
     CHECK(step.stats().fallbacks == 0);
   }

@@ -1,4 +1,4 @@
-// Use and debugging: what a user can see and ask of a step.
+// Use and debugging: what users can see of a step and query.
 #include <memory>
 
 #include "pitfalls.h"
@@ -19,7 +19,7 @@ struct Net : models::Module {
   Tensor forward(const Tensor& x) override { return fc2(relu(fc1(x))); }
 };
 
-/// A compiler that changes each text by a command of sed's before it compiles it.
+/// A compiler wrapper that changes each source by a sed command before it compiles it.
 std::string lying_compiler(const TempCache& cache, const std::string& change) {
   const std::string liar = cache.dir + "/liar";
   const char* real = std::getenv("BRRR_CXX") ? std::getenv("BRRR_CXX") : "c++";
@@ -61,7 +61,6 @@ TEST_CASE("pitfall E1: why it recompiled: the closest entry, the field, the modu
   for (const char* part : {"new recording", "net.fc1", "now 0.25", "strides"}) {
     CHECK(contains(step.explain(), part));
   }
-  // What outlives the step.
   Tensor kept;
   bool keep = false;
   auto lives = brrr::step([&](const Tensor& x) {
@@ -91,13 +90,13 @@ TEST_CASE("pitfall E1: parameters that are swapped, and one that takes another's
   auto named = brrr::step(body);
   const Tensor x = randn({4, 6});
   for (int i = 0; i < 3; ++i) CHECK(same_bits(named(x), body(x)));
-  // One recording serves both: it has no addresses in it.
+  // One recording serves both, because recordings contain no addresses.
   std::swap(first, second);
   CHECK(same_bits(named(x), body(x)));
   CHECK(named.stats().recordings == 1);
   CHECK(named.stats().last_difference.empty());
   CHECK(!contains(named.explain(), "new recording"));
-  // What was two tensors is one: the second module's weight is where the first one's was.
+  // Two tensors became one: the second module's weight is the first one's.
   second = first;
   CHECK(same_bits(named(x), body(x)));
   CHECK(named.stats().recordings == 2);
@@ -119,7 +118,7 @@ TEST_CASE(
   smoothing = 0.25;
   loss(randn({4, 4}));
   CHECK(contains(loss.stats().last_difference, "was 0.875, now 0.75"));
-  // Of a whole number all digits, however large.
+  // All digits of an integer, however large.
   int64_t far = -1;
   auto whole = brrr::step([&](const Tensor& x) { return x + far; });
   whole(arange(3));
@@ -136,13 +135,13 @@ TEST_CASE(
   CHECK(!contains(ring.explain(), "ninth call"));
   ring(randn({4}));
   CHECK(contains(ring.explain(), "more than every ninth call made a recording"));
-  // Also where many calls find one: of six sizes in no order.
+  // Also if many calls find a recording: six sizes in irregular order.
   auto sizes = brrr::step([](const Tensor& x) { return x.sum(); },
                           StepOptions{.max_entries = 4, .fuse = false});
   for (int call = 0; call < 60; ++call) sizes(zeros({1 + call * call % 11}));
   CHECK(sizes.stats().replays > 20);
   CHECK(contains(sizes.explain(), "more than every ninth call made a recording"));
-  // Calls that are frozen count, too.
+  // Frozen calls count, too.
   auto lengths = brrr::step([](const Tensor& x) { return x.sum(); },
                             StepOptions{.max_entries = 2, .fuse = false});
   for (int call = 0; call < 100; ++call) {
@@ -150,7 +149,7 @@ TEST_CASE(
     if (call == 0) lengths.freeze();
   }
   CHECK(!contains(lengths.explain(), "ninth call"));
-  // However many differences were told before, a fallback is.
+  // A fallback is reported, however many differences were reported before.
   auto many = brrr::step([](const Tensor& x, const Tensor& y) { return x + y; });
   for (int n = 1; n < 80; ++n) many(zeros({n}), zeros({n}));
   const float one = 1;
@@ -174,7 +173,7 @@ TEST_CASE("pitfall E3: a debug run names the first op that is not finite") {
   x.select(0, 2).fill_(std::numeric_limits<double>::infinity());
   const std::string where = error_of([&] { deep(x); });
   CHECK(contains(where, "net.fc1"));
-  // State is as before: the update of a bad step has not happened.
+  // State is unchanged: the update of a bad step has no effect.
   Tensor w = ones({3});
   auto update = brrr::step(
       [&](const Tensor& g) {
@@ -217,7 +216,7 @@ TEST_CASE("pitfall E5: verify_every runs a shadow") {
 }
 
 TEST_CASE("pitfall E5: verify_every finds a wrong kernel" * doctest::test_suite("host")) {
-  // A compiler that makes wrong kernels: x * 3 where the text says x * 2.
+  // A compiler that builds wrong kernels: x * 3 where the source says x * 2.
   TempCache cache;
   const std::string liar = lying_compiler(cache, "s/0x1\\.8p[+]*0/0x1.9p+0/g");
   const Env compiler("BRRR_CXX", liar.c_str());
@@ -237,8 +236,8 @@ TEST_CASE("pitfall E5: verify_every finds a wrong kernel" * doctest::test_suite(
 
 TEST_CASE("pitfall E5: verify_every poisons outputs before the replay" *
           doctest::test_suite("host")) {
-  // A compiler that leaves out what writes the last elements: memory that holds the right ones
-  // already would hide that.
+  // A compiler that omits the writes of the last elements, which memory that already holds the
+  // right ones would hide.
   TempCache cache;
   const std::string liar = lying_compiler(cache, "s/^ *store_n[(]p[0-9].*$//");
   const Env compiler("BRRR_CXX", liar.c_str());
@@ -360,13 +359,13 @@ TEST_CASE("pitfall E8: a placeholder read after its step says what it was") {
       CHECK(contains(text, "that threw"));
       CHECK(contains(text, "made by mul"));
     }
-    CHECK(leaked.numel() == 3);  // Metadata stays readable.
+    CHECK(leaked.numel() == 3);  // Metadata is still readable.
     fail = false;
     CHECK(step(ones({3})).numel() == 1);
     CHECK(leaked.to_vector<float>().size() == 3);
     CHECK(same_bits(alias, leaked.slice(0, 0, 2)));
   }
-  // Also after the step itself is gone, and from a step within.
+  // Also after the step itself is destroyed, and from an inner step.
   {
     auto gone = std::make_unique<Step<std::function<Tensor(const Tensor&)>>>(
         [&](const Tensor& x) -> Tensor {

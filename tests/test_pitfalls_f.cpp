@@ -1,4 +1,4 @@
-// Pitfalls of section F: figures that mislead. What `overhead` prints, as its users run it.
+// Pitfalls of section F: misleading figures. The output of `overhead`, as its users run it.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -48,13 +48,13 @@ Measured measured(const std::string& options) {
   return m;
 }
 
-// Of the MLP, of which the last one is bound by compute; a profile of it goes into the trace.
+// Of the MLP, the largest of which is compute-bound; its profile goes into the trace.
 const Measured& five_sizes() {
   static const Measured all = measured("--sizes 512,4,2,8,1");
   return all;
 }
 
-// The table below `title`, its header first. At least two blanks lie between columns.
+// The table below `title`, its header first. Columns are separated by at least two blanks.
 using Table = std::vector<std::vector<std::string>>;
 Table table_below(const std::string& text, const std::string& title) {
   INFO(title);
@@ -112,7 +112,7 @@ TEST_CASE("overhead: figures of the models, and a trace with their modules") {
       if (e["pid"] != 1 && e["ph"] == "X") modules.insert(e["args"]["module"].get<std::string>());
     }
     CHECK(modules.count("fc1") == (model != "gpt"));
-    // What F7 is about: from two sizes no gain is told.
+    // F7: no gain is predicted from two sizes.
     CHECK(contains(text, "2 sizes only: too few to say what graph mode gains"));
     CHECK_FALSE(contains(text, "over eager: queued"));
   }
@@ -154,13 +154,13 @@ TEST_CASE("pitfall F3: what is paid once stands apart, with the step at which it
       CHECK(t[row][9 + k] == (gain > 0 ? fmt::format("{:.0f}", std::ceil(total * 1e3 / gain))
                                        : std::string("never")));
     }
-    // The steps that were timed record and build nothing.
+    // The timed steps neither record nor build.
     CHECK(size["cells"]["graph+fusion"]["recordings"] == 1);
     CHECK(size["cells"]["graph+fusion"]["replays"] == size["steps_per_mode"].get<int64_t>() - 1);
   }
 }
 
-// A profile only says how a time that was measured without it divides.
+// A profile only divides a time that was measured without it.
 TEST_CASE("pitfall F5: no headline has a number of a profiled run") {
   const Measured& all = five_sizes();
   CHECK(contains(all.result.text, "its own times are no figures"));
@@ -188,7 +188,7 @@ TEST_CASE("pitfall F6: eager, eager+fusion, graph and graph+fusion are four cell
   for (const Json& size : all.sizes()) {
     CHECK(size["cells"].size() == 5);
     CHECK(size["cells"]["eager+fusion"].is_null());
-    // As many launches as ops without fusion, fewer with it.
+    // Without fusion as many launches as ops, with it fewer.
     CHECK(size["cells"]["graph+fusion"]["kernels"] < size["cells"]["graph"]["kernels"]);
   }
 }
@@ -219,7 +219,7 @@ TEST_CASE("pitfall F7: five sizes, one bound by compute, and the gain from the l
     CHECK_MESSAGE(contains(all.result.text, line + "\n"), line);
   }
   if (!long_tests()) return;
-  const Env row("BRRR_SCALING_ROW", "1");  // One process's rows, at the sizes that are the default.
+  const Env row("BRRR_SCALING_ROW", "1");  // One process's rows, at the default sizes.
   std::istringstream lines(run("overhead --ranks 2 --model all --seconds 0.01").text);
   std::map<std::string, std::set<int64_t>> sizes;
   for (std::string line; std::getline(lines, line);) {
@@ -238,7 +238,7 @@ TEST_CASE("pitfall F8: the language of the baseline is named") {
 
 TEST_CASE("pitfall F9: figures after a fallback are an error, whoever measures") {
   const TempCache cache;
-  const LoneMpirun mpirun;
+  const FakeMpirun mpirun;
   const Result good = run("overhead --ranks 2 --sizes 1 --seconds 0.01");
   INFO(good.text);
   CHECK(good.status == 0);
@@ -257,7 +257,7 @@ TEST_CASE("pitfall F9: figures after a fallback are an error, whoever measures")
 TEST_CASE("pitfall F9: final parameters that differ are an error") {
   const TempCache cache;
   {
-    const LoneMpirun mpirun(R"(sed '/graph+fusion/s/"parameters":"[^"]*"/"parameters":"0"/')");
+    const FakeMpirun mpirun(R"(sed '/graph+fusion/s/"parameters":"[^"]*"/"parameters":"0"/')");
     const Result r = run("overhead --ranks 2 --sizes 1 --seconds 0.01");
     INFO(r.text);
     CHECK(r.status == 1);

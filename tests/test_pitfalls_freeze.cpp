@@ -1,4 +1,4 @@
-// Frozen steps: what changes between steps goes on changing; what cannot be right is refused.
+// Frozen steps: values that change between steps keep changing; unsafe steps are rejected.
 #include <functional>
 #include <set>
 #include <stdexcept>
@@ -11,7 +11,7 @@ using namespace brrr::test;
 
 namespace {
 
-/// Trains frozen (or not) with everything that changes between steps.
+/// Trains, frozen or not, with everything that changes between steps.
 void frozen_scenario(bool freeze, Trace& t) {
   manual_seed(11);
   Trainer<optim::Adam, optim::AdamOptions> w({.lr = 1e-2}, 0.4);
@@ -62,7 +62,7 @@ TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
   auto idle = brrr::step([](const Tensor& in) { return in + 1.0; });
   CHECK(contains(error_of([&] { idle.freeze(); }), "at least once"));
   auto eager = brrr::step([](const Tensor& in) { return in + 1.0; }, Mode::Eager);
-  eager.freeze();  // One flag is all that differs between the modes' programs.
+  eager.freeze();  // The modes' programs differ in one flag only.
   CHECK(eager(ones({3})).sum().item<float>() == 6);
   CHECK(contains(eager.explain(), "1 calls, eager"));
   std::function<void()> freeze = [] {};
@@ -83,7 +83,7 @@ TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
   CHECK(contains(refusal([&](const Tensor& in) { return in * w; }), "history"));
   CHECK(contains(refusal([&](const Tensor&) { w.set_grad(other); }), "outside"));
   w.set_grad({});
-  // Accumulating onto a gradient from before: zero_grad outside would not be seen.
+  // Accumulation onto an existing gradient: zero_grad outside would not be noticed.
   CHECK(contains(refusal(backward), "gradient"));
   w.set_grad({});
   optim::SGD opt({w}, {.lr = 0.1});
@@ -129,7 +129,7 @@ TEST_CASE("pitfall A25: what a frozen step meets later and could not freeze runs
   step(ones({4}));
   step.freeze();
   for (int i = 0; i < 3; ++i) step(ones({4}));
-  CHECK(runs == 2);  // The first tensor might have been one that the function captures.
+  CHECK(runs == 2);  // The first tensor could have been a captured one.
   for (int i = 0; i < 3; ++i) {
     const Tensor x = randn({3});
     CHECK(same_bits(step(x), x * 2.0));
@@ -262,7 +262,7 @@ TEST_CASE("pitfall A25: what sets the random stream, or what requires grad, refu
       "requires grad");
 }
 
-// No twin beside it in eager mode: its switches would unfreeze the step.
+// Without an eager twin beside it, whose mode switches would unfreeze the step.
 TEST_CASE("pitfall A25: what leaves a module in another mode refuses to freeze") {
   models::Dropout drop(0.5);
   models::MLP other({.sizes = {4, 4}, .dropout = 0.5});
@@ -289,7 +289,7 @@ TEST_CASE("pitfall A25: what leaves a module in another mode refuses to freeze")
                    return drop(x);
                  }),
                  "another mode (train, eval)"));
-  CHECK(refusal([](const Tensor& x) {  // Nobody has found it in a mode before.
+  CHECK(refusal([](const Tensor& x) {  // The step has not seen its mode before.
           models::Dropout own(0.5);
           own.eval();
           return own(x) * 2.0;
@@ -324,7 +324,7 @@ TEST_CASE("pitfall A25: no two threads draw one number, frozen or thrown out of 
     other.join();
     drawn[0].insert(drawn[0].end(), drawn[1].begin(), drawn[1].end());
     const std::set<float> distinct(drawn[0].begin(), drawn[0].end());
-    // Of so many multiples of 2^-24 one or two are equal by chance.
+    // Of that many multiples of 2^-24 one or two are equal by chance.
     CHECK(distinct.size() + 12 >= drawn[0].size());
   }
 }

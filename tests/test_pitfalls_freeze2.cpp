@@ -1,4 +1,4 @@
-// Frozen steps: failures, gradients that stay where they are, what was seen to differ before.
+// Frozen steps: failures, gradients that stay in place, differences seen before freezing.
 #include <functional>
 #include <optional>
 
@@ -10,7 +10,7 @@ using namespace brrr::test;
 
 namespace {
 
-// A step whose backward goes into `w`, and into whatever history the caller's `h` has by then.
+// A step whose backward reaches `w`, and the history that the caller's `h` has by then.
 auto goes_into(const Tensor& h, const Tensor& w) {
   return brrr::step(
       [&](const Tensor& x) {
@@ -105,7 +105,7 @@ TEST_CASE("pitfall A25: a gradient that stays where it is may be a result, and a
       kEarly);
   for (int k = 0; k < 6; ++k) {
     if (k == 2) step.freeze();
-    if (k > 3) b.set_grad(b.grad().clone());  // Now a's gradient is nobody else's.
+    if (k > 3) b.set_grad(b.grad().clone());  // Now a's gradient is no longer shared.
     const Tensor x = randn({4});
     const auto results = step(x);
     CHECK(same_bits({x, x, x, x.slice(0, 1, 3)}, {a.grad(), b.grad(), results[0], results[1]}));
@@ -144,7 +144,7 @@ TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws
   at = 2;
   moves();
   moves();
-  CHECK(refusal(moves) == "");  // It has come to rest.
+  CHECK(refusal(moves) == "");  // The slice no longer moves.
   auto carries = brrr::step([&](const Tensor& x) { return held * x; }, kEarly);
   for (int k = 0; k < 4; ++k) held = carries(full({2}, 0.5));
   CHECK(contains(refusal(carries), "pass it as an argument"));
@@ -160,7 +160,7 @@ TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws
   double k = 1;
   auto varies = brrr::step([&](const Tensor& x) { return x.exp() * k; }, kEarly);
   for (; k < 4; ++k) varies(held);
-  CHECK(contains(refusal(varies), "a number in it varies (mul("));
+  CHECK(contains(refusal(varies), "a scalar in it varies (mul("));
   auto leaf = brrr::step([] { return randn({2}).set_requires_grad(); }, kEarly);
   leaf();
   CHECK(contains(refusal(leaf), "a leaf that requires grad"));
@@ -176,7 +176,7 @@ TEST_CASE("pitfall A25: what it captured has got a history in place since") {
     h.add_(w * 3.0);
     step(ones({2}));
     CHECK(w.grad().to_vector<float>() == std::vector<float>{13, 13});
-    // One that is the argument as well.
+    // A captured tensor that is also the argument.
     h = ones({2});
     const Tensor same = h.detach();
     auto both = goes_into(h, w);
@@ -191,7 +191,7 @@ TEST_CASE("pitfall A25: what it captured has got a history in place since") {
       [&](const Tensor& x) { return (x * h).detach() + (h.requires_grad() ? 2.0 : 1.0); }, kEarly);
   for (int call = 0; call < 3; ++call) asks(ones({2}));
   asks.freeze();
-  h.zero_();  // Which it has lost now.
+  h.zero_();  // It has lost its history.
   CHECK(same_bits(asks(ones({2})), ones({2})));
 }
 
@@ -201,7 +201,7 @@ TEST_CASE("pitfall A25: backward through a tape from before the step is not froz
   auto step = goes_into(h, w);
   for (int call = 0; call < 2; ++call) step(ones({2}));
   CHECK(contains(error_of([&] { step.freeze(); }), "a tape from before the step"));
-  h.copy_(ones({2}));  // It has none any more.
+  h.copy_(ones({2}));  // It has no history any more.
   for (int call = 0; call < 2; ++call) step(ones({2}));
   CHECK(w.grad().to_vector<float>() == std::vector<float>{1, 1});
   CHECK(error_of([&] { step.freeze(); }) == "");

@@ -1,4 +1,4 @@
-// Frozen steps: what arguments share with each other, with what was captured, and with results.
+// Frozen steps: memory that arguments share with each other, with captured tensors, with results.
 #include <functional>
 
 #include "pitfalls.h"
@@ -23,7 +23,7 @@ TEST_CASE("pitfall A25: a frozen step sees that arguments alias differently, or 
     CHECK(same_bits(step(p, p), body(p, p)));
     CHECK(same_bits(step(x, Tensor(y)), body(x, y)));
   }
-  // One tensor, another one each time, is not two windows of one.
+  // One tensor passed twice, a different one each time, differs from two windows of one tensor.
   for (const Tensor& t : {x, y}) step(t, t);
   const Tensor p = both.slice(0, 0, 4), q = both.slice(0, 4, 8);
   CHECK(same_bits(step(p, q), body(p, q)));
@@ -52,7 +52,7 @@ TEST_CASE("pitfall A25: frozen, a step may use its argument from the middle on, 
       CHECK(same_bits(step(x, y), want));
       CHECK(same_bits(x, copy));
     }
-    CHECK(runs <= 4);  // The last one's arguments are one tensor.
+    CHECK(runs <= 4);  // The last call's arguments are one tensor.
     const Tensor pair = randn({8, 4}), x = pair.slice(0, 0, 4), y = pair.slice(0, 4, 8);
     CHECK(same_bits(step(y.clone(), x.clone()), fn(y.clone(), x.clone())));
     const Tensor both = pair.clone();
@@ -152,7 +152,7 @@ TEST_CASE("pitfall A25: an argument that a frozen step writes") {
     CHECK(same_bits(first, second));
     const size_t live = live_bytes();
     { step(ones({3})); }
-    CHECK(live_bytes() == live);  // Arguments are not kept.
+    CHECK(live_bytes() == live);  // Arguments are not retained.
   }
 }
 

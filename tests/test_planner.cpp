@@ -1,5 +1,5 @@
 // The compiler's passes on recordings: schedules keep dependences and memory plans overlap nothing
-// that is live, by checkers of their own.
+// live, according to independent checkers.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ graph::Recording record_program(uint64_t seed, int length, fuzz::Kind kind) {
   });
 }
 
-// The elements of its storage that a value names, in row-major order.
+// The elements of its storage that a value refers to, in row-major order.
 std::vector<int64_t> elements(const graph::Value& v) {
   std::vector<int64_t> at{v.offset};
   for (int d = 0; d < v.ndim; ++d) {
@@ -86,15 +86,15 @@ std::vector<std::vector<Use>> uses_of(const graph::Recording& r, const graph::Sc
   return uses;
 }
 
-// Whether q has each number of p for all elements of one row.
+// Whether q repeats each element of p for a whole row.
 bool expands(const std::vector<int64_t>& p, const std::vector<int64_t>& q, int64_t row) {
   bool is = row > 0 && q.size() == p.size() * static_cast<size_t>(row);
   for (size_t i = 0; is && i < q.size(); ++i) is = q[i] == p[i / static_cast<size_t>(row)];
   return is;
 }
 
-// Uses that share an element, one of them a write, run in program order; within one kernel they are
-// the same element in the same iteration, or the number of a row in all of the row.
+// Uses that share an element, one of them a write, run in program order; within one kernel they use
+// the same element in the same iteration, or a per-row scalar throughout its row.
 bool keeps_order(const graph::Recording& r, const graph::Schedule& s) {
   for (const auto& uses : uses_of(r, s)) {
     for (size_t b = 0; b < uses.size(); ++b) {
@@ -112,7 +112,7 @@ bool keeps_order(const graph::Recording& r, const graph::Schedule& s) {
   return true;
 }
 
-// What is left out writes nothing that somebody reads or that is left afterwards.
+// Dropped instructions write nothing that is read or that survives.
 bool drops_only_the_dead(const graph::Recording& r, const graph::Schedule& s) {
   const auto uses = uses_of(r, s);
   std::vector<bool> kept(r.instrs.size());
@@ -133,7 +133,7 @@ bool drops_only_the_dead(const graph::Recording& r, const graph::Schedule& s) {
   return true;
 }
 
-// Every use of the storage in group g is its element n in iteration n.
+// Every use of the storage in group g has element n in iteration n.
 bool dense_in(const graph::Recording& r, const graph::Schedule& s, const std::vector<Use>& uses,
               uint32_t g, uint32_t st) {
   const graph::Group& group = s.groups[g];
@@ -145,7 +145,7 @@ bool dense_in(const graph::Recording& r, const graph::Schedule& s, const std::ve
   });
 }
 
-// Groups in the order in which they run: those of a strip once for each part.
+// Groups in execution order: those of a strip once for each part.
 std::vector<uint32_t> runs_of(const graph::Schedule& s) {
   std::vector<uint32_t> runs;
   for (uint32_t g = 0; g < s.groups.size();) {
@@ -159,7 +159,7 @@ std::vector<uint32_t> runs_of(const graph::Schedule& s) {
   return runs;
 }
 
-// Plays the schedule over owned lines: of the arena, and of each survivor that takes guests in.
+// Simulates the schedule with an owner per line of the arena and of survivors with temporaries.
 bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
                       const graph::MemoryPlan& m) {
   const auto uses = uses_of(r, s);
@@ -170,7 +170,7 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
   auto bytes = [&](uint32_t st) {
     return r.storages[st].bytes / static_cast<size_t>(s.strips.parts(st));
   };
-  // What is there for one part begins anew with each.
+  // Live ranges within a part start anew with each part.
   auto find_lives = [&](size_t begin, size_t end, uint32_t home) {
     for (uint32_t st = 0; st < uses.size(); ++st) {
       if ((s.strips.home.empty() ? kNone : s.strips.home[st]) != home) continue;
@@ -199,7 +199,7 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
       for (size_t n = 0; host != kNone && n < m.rooms[host].owners.size(); ++n) {
         const auto [o, from] = m.rooms[host].owners[n];
         if (end <= from || from + r.storages[o].bytes <= begin || last[st] < first[o]) continue;
-        // Where it dies in the kernel that writes the survivor, that writes over it.
+        // It may die in the kernel that writes the survivor over it.
         if (last[st] > first[o] || begin != from || bytes(st) != r.storages[o].bytes ||
             !dense_in(r, s, uses[st], runs[last[st]], st) ||
             !dense_in(r, s, uses[o], runs[last[st]], o)) {
@@ -213,7 +213,7 @@ bool overlaps_nothing(const graph::Recording& r, const graph::Schedule& s,
       uint32_t replaced = kNone;
       for (size_t line = from; line < to && first[st] == at; ++line) {
         const uint32_t o = std::exchange(owner[line], st);
-        if (o == kNone || o == st || o == replaced) continue;  // It was looked at before.
+        if (o == kNone || o == st || o == replaced) continue;  // Checked before.
         replaced = o;
         if (first[o] <= at && last[o] >= at &&
             (last[o] > at || first[o] == at || m.storages[o].offset != m.storages[st].offset ||
@@ -239,7 +239,7 @@ void check_schedule(const graph::Recording& r, const graph::Schedule& s) {
   CHECK(m.lower_bound_bytes <= m.arena_bytes);
   const auto from = static_cast<uint32_t>(s.groups.size() / 3);
   graph::MemoryRules rules{.rooms = {}, .from = from, .scratch = {}};
-  graph::Room row;  // Every other survivor has a room of its own, the rest share one.
+  graph::Room row;  // Every other survivor has a buffer of its own, the rest share one.
   for (size_t k = 0; k < r.survivors.size(); ++k) {
     const uint32_t st = r.survivors[k];
     if (k % 2) {
@@ -339,12 +339,12 @@ TEST_CASE("pitfall C2: training steps need an arena of at most 1.1 times the bou
   }
 }
 
-// What a compiler pays for: it took seconds for the updates of a GPT's parameters.
+// Compilation cost: it was seconds for the updates of a GPT's parameters.
 TEST_CASE("planner: the text of a step does not grow with the number of parameters" *
           doctest::test_suite("host")) {
   const test::TempCache cache;
   std::vector<size_t> text;
-  for (const int n : {40, 80}) {  // So large that what is made anew in one is in the other, too.
+  for (const int n : {40, 80}) {  // So large that both make the same recomputations.
     std::vector<Tensor> parameters, rows;
     for (int k = 0; k < n; ++k) {
       parameters.push_back(randn({k + 2, 16}).set_requires_grad(true));
@@ -361,7 +361,7 @@ TEST_CASE("planner: the text of a step does not grow with the number of paramete
     text.push_back(graph::Plan::make(r, {})->source().all().size());
   }
   CHECK(text[0] > 1000);
-  CHECK(text[1] < text[0] + 100);  // Names and numbers of arguments have more digits.
+  CHECK(text[1] < text[0] + 100);  // Argument names and scalars have more digits.
 }
 
 TEST_CASE("planner: thousands of blocks are placed in the order of time") {

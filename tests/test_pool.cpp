@@ -85,7 +85,7 @@ TEST_CASE("pool: a short range runs inline, a long one on several threads") {
 
 TEST_CASE("pool: all threads round as the caller does, and flush denormals where it does") {
   const ThreadCount count(4);
-  parallel_sum(1 << 20);  // The workers are there.
+  parallel_sum(1 << 20);  // Starts the workers.
   const auto quotients = [] {
     std::vector<float> all(1 << 16, 1.0f);
     parallel_for(1 << 16, 16, [&](int64_t begin, int64_t end) {
@@ -203,7 +203,7 @@ TEST_CASE("pool: signals are left to the user's threads") {
     pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
     const bool own = std::this_thread::get_id() == caller;
     wrong += sigismember(&blocked, SIGTERM) == own;
-    wrong += sigismember(&blocked, SIGSEGV);  // What handles it says where.
+    wrong += sigismember(&blocked, SIGSEGV);  // Its handler reports the location.
   });
   CHECK(wrong == 0);
 }

@@ -1,4 +1,4 @@
-// What calls do by their rows, limits of the machine, profiles of both modes, diagnoses.
+// The work of calls by their rows, limits of the machine, profiles of both modes, diagnoses.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -21,7 +21,6 @@ using nlohmann::json;
 
 namespace {
 
-// The work of each call that f makes, by op.
 std::map<std::string, Work> works_of(const std::function<void()>& f) {
   struct Look final : Observer {
     std::map<std::string, Work> all;
@@ -47,7 +46,6 @@ struct Net : models::Module {
   Tensor forward(const Tensor& x) override { return fc2(relu(fc1(x))); }
 };
 
-// Training steps of a Net, of 16 samples.
 struct Training {
   explicit Training(Mode m) : mode(m) {}
   void step() { step_(x, y); }
@@ -83,8 +81,8 @@ void check_event(const json& e) {
 
 }  // namespace
 
-// By hand: what each formula does to an element, an fma being two and a function of m:: what its
-// definition for float32 takes (exp 23, log 30, rsqrt 2).
+// By hand: the operations of each formula per element, with an fma as two and a function of m:: as
+// its float32 definition (exp 23, log 30, rsqrt 2).
 TEST_CASE("work: operations and bytes of calls are those counted by hand") {
   NoGradGuard guard;
   const Tensor x = randn({32, 64}), w = randn({48, 64}), b = randn({48});
@@ -94,20 +92,20 @@ TEST_CASE("work: operations and bytes of calls are those counted by hand") {
   CHECK(linear_work.at("add").flops == 32.0 * 48);
   CHECK(linear_work.at("add").bytes == 4.0 * (2 * 32 * 48 + 48));
 
-  // Sum, difference, square, sum, times rstd, weight and bias an element; two means, eps and rsqrt.
+  // Per element sum, difference, square, sum, times rstd, weight, bias; two means, eps and rsqrt.
   const Tensor scale = randn({64}), shift = randn({64});
   const Work norm = works_of([&] { layer_norm(x, {64}, scale, shift); }).at("layer_norm");
   CHECK(norm.flops == 32.0 * (64 * 7 + 5));
   CHECK(norm.bytes == 4.0 * (2 * 32 * 64 + 2 * 64 + 2 * 32));
   CHECK(works_of([&] { layer_norm(x, {64}, {}, {}); }).at("layer_norm").flops == 32 * (64 * 5 + 5));
 
-  // Max, difference, exp, sum, product an element; the sum's reciprocal.
+  // Per element max, difference, exp, sum, product; the sum's reciprocal.
   CHECK(works_of([&] { softmax(x, -1); }).at("softmax").flops == 32.0 * (64 * 27 + 1));
   CHECK(works_of([&] { exp(x); }).at("exp").flops == 32.0 * 64 * 23);
   CHECK(works_of([&] { x * 2.0 + x; }).at("mul").flops == 32.0 * 64);
   CHECK(works_of([&] { x.sum(); }).at("sum").flops == 32.0 * 64);
 
-  // Pairs under the causal rule: 16 * 17 / 2 a head. Two products, and 27 a pair of the softmax.
+  // Pairs under the causal mask: 16 * 17 / 2 a head. Two products, and 27 a pair for the softmax.
   const Tensor q = randn({2, 3, 16, 8}), k = randn({2, 3, 16, 8}), v = randn({2, 3, 16, 8});
   const Work attention = works_of([&] {
                            scaled_dot_product_attention(q, k, v, {.causal = true});
@@ -115,14 +113,14 @@ TEST_CASE("work: operations and bytes of calls are those counted by hand") {
   CHECK(attention.flops == 2 * 3 * 136.0 * (2 * 8 + 2 * 8 + 27));
   CHECK(attention.bytes == 4.0 * (4 * 2 * 3 * 16 * 8 + 2 * 2 * 3 * 16));
 
-  // Rows that are picked, not the table.
+  // The selected rows, not the table.
   const Tensor table = randn({1000, 16}), ids = randint(0, 1000, {7});
   CHECK(works_of([&] { embedding(table, ids); }).at("embedding").bytes == 2.0 * 7 * 16 * 4 + 7 * 8);
-  // A table that is smaller than what is picked is read once, ids for each of a batch, too.
+  // A table smaller than the selected rows is read once, also for each batch of ids.
   const Tensor small = randn({5, 16}), shared = randint(0, 5, {7}).expand({8, 7});
   CHECK(works_of([&] { embedding(small, shared); }).at("embedding").bytes ==
         5.0 * 16 * 4 + 7 * 8 + 8 * 7 * 16 * 4);
-  // In place only what is named: read, and written with what is added.
+  // In place only the selected rows: read, and written with the added terms.
   const Tensor place = full({2, 16}, 3), terms = ones({2, 16});
   CHECK(works_of([&] { table.scatter_add_(0, place, terms); }).at("scatter_add").bytes ==
         3.0 * 2 * 16 * 4 + 2 * 16 * 8);
@@ -137,7 +135,7 @@ TEST_CASE("work: AdamW's update of an element is seven streams and sixteen opera
   double n = 0;
   for (const Tensor& p : net.parameters()) n += static_cast<double>(p.numel());
   REQUIRE(all.count("adamw_step"));
-  // Two of them comparisons, by which moments become zero.
+  // Two of them are comparisons, which flush moments to zero.
   CHECK(all.at("adamw_step").flops / n == doctest::Approx(16).epsilon(0.02));
   CHECK(all.at("adamw_step").bytes / n == doctest::Approx(7 * 4).epsilon(0.02));
 }
@@ -163,8 +161,8 @@ TEST_CASE("limits: measured once, the same for every later call, and between siz
     const double middle = l.gb_per_second(std::sqrt(l.copies[k].bytes * l.copies[k - 1].bytes));
     CHECK(middle == doctest::Approx((a + b) / 2));
   }
-  // A core's first cache gives ten times that; a gang whose second thread waits for its core does
-  // not, and then no small op would be overhead.
+  // L1 of a core gives ten times that; a pool whose second thread waits for its core does not, and
+  // then no small op would count as overhead.
   CHECK(l.copies.front().gb_per_second > (brrr::test::kThreadSanitizer ? 0.2 : 2));
   CHECK(l.gb_per_second(1) == l.copies.front().gb_per_second);
   CHECK(l.gb_per_second(1e15) == l.copies.back().gb_per_second);
@@ -178,7 +176,7 @@ TEST_CASE("limits: what launches cost is measured once for every later process, 
   const LaunchCosts first = launch_costs(kCPU, true), second = launch_costs(kCPU);
   CHECK(first.eager_ns > 0);
   CHECK(equal(first, second));
-  // Of 20 series some thousand times a clock's tick: never twice the same to the last bit.
+  // 20 series of some thousand clock ticks: never twice the same to the last bit.
   CHECK(!equal(first, launch_costs(kCPU, true)));
 }
 
@@ -206,7 +204,7 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
     CHECK(us == doctest::Approx(profile.kernels_us()));
     CHECK(all.compute_us == doctest::Approx(compute));
     CHECK(all.memory_us == doctest::Approx(memory));
-    if (default_device() == kCPU) CHECK(all.us > us);  // A GPU runs beside the host.
+    if (default_device() == kCPU) CHECK(all.us > us);  // A GPU runs in parallel to the host.
     CHECK(all.compute_us + all.memory_us + all.overhead_us() == doctest::Approx(all.us));
     double in_modules = 0;
     for (const ProfileRow& r : profile.modules()) in_modules += r.time.us;
@@ -214,7 +212,7 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
     CHECK(profile.modules().size() == modules.size());
     CHECK(modules.count("fc1") == 1);
     CHECK(modules.count("fc2") == 1);
-    // Forward, the gradients of the weight and of what came in, but of data: 2 M N K each.
+    // Forward, and the weight's gradient, but no input gradient for data: 2 M N K each.
     CHECK(in_module["fc1"] == doctest::Approx(4 * 2 * 2 * 16 * 24 * 48));
     CHECK(in_module["fc2"] == doctest::Approx(4 * 3 * 2 * 16 * 48 * 10));
     // Forward, and the gradients of both weights and of the second layer's input.
@@ -252,7 +250,7 @@ TEST_CASE("profile: an op that throws leaves it whole, and a step does not take 
   CHECK_THROWS_WITH_AS(inside(x), doctest::Contains("outside of the step"), Error);
 }
 
-// What the function itself does between two replays is the step's time, too.
+// The host function's time between two replays is part of the step's time, too.
 TEST_CASE("profile: the host's time between replays counts, in both modes") {
   for (Mode mode : {Mode::Eager, Mode::Graph}) {
     auto s = step(
@@ -328,14 +326,14 @@ TEST_CASE("profile: its trace is one of the trace event format, with modules on 
       const bool of_none =
           name == "full" || name == "ne" || name == "copy" || name.find("sum") != std::string::npos;
       if (e["args"]["module"] == "outside of modules" && (e["tid"] == 3 || of_none)) {
-        ++seeds;  // The loss's gradient, 1, comes from nowhere, and its ids from the caller.
+        ++seeds;  // The loss's gradient, 1, has no source, and its ids are the caller's.
       } else {
         CHECK(modules.count(e["args"]["module"].get<std::string>()) == 1);
       }
       if (e["tid"] != 2) continue;
       CHECK(e["args"]["bytes"].get<double>() > 0);
       CHECK(e["args"]["us_since_the_last"].get<double>() >= 0);
-      CHECK(e["ts"].get<double>() >= end - 1e-3);  // One after the other.
+      CHECK(e["ts"].get<double>() >= end - 1e-3);  // They do not overlap.
       end = e["ts"].get<double>() + e["dur"].get<double>();
     }
     CHECK(spans[2] == calls);
@@ -357,7 +355,7 @@ TEST_CASE("profile: the trace has each call's own work, and gaps that add up to 
   const std::string path = std::string(folder.path) + "/trace.json";
   const Tensor small = randn({8, 8}), large = randn({256, 256});
   NoGradGuard guard;
-  bool alike = false;  // Unless this thread waits for a processor after the last kernel.
+  bool alike = false;  // False if this thread waits for a processor after the last kernel.
   for (int turn = 0; turn < 10 && !alike; ++turn) {
     Profile profile;
     for (int i = 0; i < 20; ++i) (void)small.matmul(small), (void)large.matmul(large);
@@ -385,7 +383,7 @@ TEST_CASE("profile: building kernels is done once, and is said beside the figure
   for (int i = 0; i < 4; ++i) s(x);
   const StepStats stats = s.stats();
   CHECK(profile.total().us < 1e6 * stats.build_seconds + 1e3);
-  CHECK(profile.report().find("left out, for it is done once") != std::string::npos);
+  CHECK(profile.report().find("excluded, as it is done once") != std::string::npos);
 }
 
 TEST_CASE("profile: a kernel's time is what its operations or its bytes take, and overhead") {
@@ -399,7 +397,7 @@ TEST_CASE("profile: a kernel's time is what its operations or its bytes take, an
   CHECK(split_time(11, 1e5, 5e5, l).memory_us == doctest::Approx(10));
   CHECK(split_time(50, 1e5, 5e4, l).bound() == std::string("overhead"));
   CHECK(split_time(50, 1e5, 4e4, l).overhead_us() == doctest::Approx(49));
-  // Faster than the limits allow, because a cache held it: no overhead, and no more than all.
+  // Faster than the limits allow, because of a cache: no overhead, and no more than the total.
   CHECK(split_time(5, 1e5, 5e5, l).memory_us == 5);
   CHECK(split_time(5, 0, 0, l).overhead_us() == 5);
 }

@@ -1,4 +1,4 @@
-// When a profile looks on: pauses, ends, other threads, steps that check numerics.
+// When a profile records: pauses, ends, other threads, steps that check numerics.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 

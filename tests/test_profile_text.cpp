@@ -1,4 +1,4 @@
-// What a profile writes: tables that fit, traces of any length.
+// The output of a profile: tables that fit, traces of any length.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -50,7 +50,7 @@ TEST_CASE("profile: tables say what they leave out, in lines that fit, whatever 
   }
   REQUIRE(calls.size() == 3);
   for (const auto& [name, n] : calls) CHECK(n == calls.begin()->second);
-  CHECK(text.find("3 more\n") != std::string::npos);  // Of six modules; of as many ops or twice.
+  CHECK(text.find("3 more\n") != std::string::npos);  // Of six modules; of as many ops, or twice.
   const std::string limits = text.substr(0, text.find(" kernels: "));
   std::istringstream head(limits);
   for (std::string line; std::getline(head, line);) CHECK(line.size() <= 100);
@@ -79,12 +79,12 @@ TEST_CASE("profile: a trace takes no memory for its spans while it is written") 
     getrusage(RUSAGE_SELF, &r);
     return r.ru_maxrss / 1024;
   };
-  if (test::kAddressSanitizer || test::kThreadSanitizer) return;  // They keep what is freed.
+  if (test::kAddressSanitizer || test::kThreadSanitizer) return;  // They retain freed memory.
   const test::TemporaryDirectory folder;
   const Tensor x = ones({1});
   Profile profile;
   for (int i = 0; i < 100'000; ++i) x* x;
-  profile.report();  // Measures what it has to.
+  profile.report();  // Measures the limits it needs.
   const auto before = peak_megabytes();
   profile.write_trace(std::string(folder.path) + "/trace.json");
   CHECK(peak_megabytes() < before + 20);

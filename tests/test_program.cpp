@@ -1,5 +1,5 @@
-// Programs read a third time: as plain C, one element after the other, beside the vectors of eager
-// kernels and of generated ones.
+// A third implementation of programs: as plain C, one element after the other, against the vectors
+// of eager kernels and of generated ones.
 
 #include "backends/cpu/jit.h"
 #include "graph/schedule.h"
@@ -19,7 +19,6 @@ namespace {
 
 using program::Program;
 
-// Programs in a module of their own.
 class Scalars {
  public:
   ~Scalars() {
@@ -64,7 +63,7 @@ Program program_of_row(const OpDef& op, const Tensors& out, const Tensors& in) {
 
 char* bytes_of(const Tensor& t) { return static_cast<char*>(t.data_ptr()); }
 
-// Whether all its operations are exactly rounded.
+// Whether all its operations are correctly rounded.
 bool is_exact(const Program& p) {
   return std::all_of(p.statements.begin(), p.statements.end(),
                      [](const Statement& s) { return s.kind != Statement::Formula || s.cost < 2; });
@@ -74,7 +73,7 @@ double epsilon(DType t) {
   return t == kFloat64 ? 0x1p-52 : t == kBFloat16 ? 0x1p-7 : t == kFloat16 ? 0x1p-10 : 0x1p-23;
 }
 
-// `units` last places of the larger of value, operands and 1; infinity begins a little early.
+// Within `units` last places of the largest of value, operands and 1; infinity starts a bit early.
 void check_near(const Tensor& got, const Tensor& want, double scale, double units,
                 const std::string& what) {
   const auto u = got.to(kFloat64).to_vector<double>(), v = want.to(kFloat64).to_vector<double>();
@@ -191,7 +190,7 @@ void check_row_ops(DType t, int64_t rows, int64_t n) {
   }
 }
 
-// The step's groups, in order, on memory of their own; `inputs` in the order of their first use.
+// Runs the step's groups in order, in separate memory; `inputs` are in the order of first use.
 std::vector<char> run_groups(const graph::Recording& r, const Tensors& inputs) {
   const graph::Schedule s = graph::make_schedule(r, true);
   std::vector<std::vector<char>> memory;
@@ -239,7 +238,7 @@ TEST_CASE("program: numbers are written alike in every locale") {
   const char* const names[] = {"C", "de_DE.UTF-8", "de_DE", "fr_FR.UTF-8", "fr_FR", "cs_CZ.UTF-8"};
   const std::string before = std::setlocale(LC_NUMERIC, nullptr);
   for (const char* name : names) {
-    if (!std::setlocale(LC_NUMERIC, name)) continue;  // Most machines have few.
+    if (!std::setlocale(LC_NUMERIC, name)) continue;  // Most machines have few locales.
     CHECK(literal(0.1) == "0x1.999999999999ap-4");
     CHECK(literal(-3.0) == "-0x1.8p+1");
     CHECK(literal(-0.0) == "-0x0p+0");
@@ -263,7 +262,7 @@ TEST_CASE("program: every pointwise row in plain C has the eager kernel's values
   }
 }
 
-// A few rows, and more than a block of those that are folded over.
+// A few rows, and more than a block of rows for folds over rows.
 TEST_CASE("program: every row op in plain C has the eager kernel's values") {
   const TempCache cache;
   const NoGradGuard guard;
@@ -315,7 +314,7 @@ TEST_CASE("program: fused groups with rows in plain C") {
   check_step(hot, {in[2], in[0]}, 64);
 }
 
-// An index window is no memory: its element is the offset itself.
+// An index window has no memory: its element is the offset itself.
 TEST_CASE("program: a dim's index and the element's own number are windows") {
   const TempCache cache;
   const Tensor a = randint(-9, 9, {5, 40}), y = empty_like(a);

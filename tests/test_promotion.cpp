@@ -1,5 +1,5 @@
-// Promotion, broadcasting, views and in-place calls against a table of what PyTorch's documented
-// rules give (torch.promote_types, torch.result_type, "In-place semantics" of broadcasting).
+// Promotion, broadcasting, views and in-place calls against a table by PyTorch's documented rules
+// (torch.promote_types, torch.result_type, "In-place semantics" of broadcasting).
 
 #include <algorithm>
 #include <cmath>
@@ -151,7 +151,7 @@ TEST_CASE("promotion: values of integers, conversions and Python's division") {
   check_same(tensor({2.7, -0.0, 0.0}).to(kBool), tensor({true, false, false}));
   check_same(tensor({0.5, 1.5, -0.5, -2.5}).round(), tensor({0.0, 2.0, -0.0, -2.0}));
   check_same(tensor({300, -1}).to(kUInt8).to(kInt64), tensor({44, 255}));
-  // Beyond 2^53 integers stay exact: they never go through a double.
+  // Integers beyond 2^53 stay exact: they are never converted to double.
   const int64_t big = (int64_t{1} << 60) + 1;
   check_same(full({2}, big) + 2, full({2}, big + 2));
   CHECK((full({2}, big) * 1).select(0, 0).item<int64_t>() == big);
@@ -247,7 +247,7 @@ TEST_CASE("in place: categories and shapes") {
          ones({1, 3}).expand({2, 3}).add_(1.0);
        }},
       {"copy_", [&] { ones({1}).expand({3}).copy_(f); }},
-      {"copy_", [&] { ones({1}).expand({3}).fill_(1.0); }}};  // The row that fill_ calls.
+      {"copy_", [&] { ones({1}).expand({3}).fill_(1.0); }}};  // fill_ calls this row.
   for (const Row& r : wrong) {
     const std::string error = error_of(r.call);
     const std::string op(r.op, std::strlen(r.op) - 1);
@@ -255,12 +255,12 @@ TEST_CASE("in place: categories and shapes") {
   }
   for (const Tensor& t : {i, u, b, f}) check_same(t, row(t.dtype()));
 
-  check_same(f.clone().add_(row(kFloat64)), full({3}, 2.0));  // Within a category anything goes.
+  check_same(f.clone().add_(row(kFloat64)), full({3}, 2.0));  // Any dtype within a category.
   check_same(h.clone().add_(row(kFloat64)), full({3}, 2.0, kFloat16));
   check_same(u.clone().add_(i), full({3}, 2, kUInt8));
-  check_same(f.clone().add_(i), full({3}, 2.0));  // And up.
+  check_same(f.clone().add_(i), full({3}, 2.0));  // And of a lower one.
   check_same(i.clone().add_(b), full({3}, 2));
-  check_same(i.clone().copy_(full({3}, 2.9)), full({3}, 2));  // copy_ converts to anything.
+  check_same(i.clone().copy_(full({3}, 2.9)), full({3}, 2));  // copy_ converts to any dtype.
   check_same(b.clone().copy_(full({3}, 0.5)), row(kBool));
   check_same(ones({2, 3}).add_(f), full({2, 3}, 2.0));
   check_same(ones({2, 3}).add_(ones({2, 1})), full({2, 3}, 2.0));
@@ -290,7 +290,7 @@ TEST_CASE("in place: operands that overlap are read before they are written") {
   t.add_(t.t());
   check_same(t, m.t() + m);
   const Tensor s = m.clone();
-  s.add_(s.select(0, 3));  // A row of itself, broadcast.
+  s.add_(s.select(0, 3));  // A row of its own, broadcast.
   check_same(s, m + m.select(0, 3));
   const Tensor q = m.clone();
   q.mul_(q.select(0, 1).select(0, 1));
@@ -322,7 +322,7 @@ TEST_CASE("views: sizes, strides and sharing") {
 
 TEST_CASE("views: parts of a dim without elements") {
   const Tensor x = zeros({2, 0});
-  CHECK(x.chunk(3, 1).size() == 3);  // As many as were asked for.
+  CHECK(x.chunk(3, 1).size() == 3);  // The requested number.
   for (const Tensor& part : x.chunk(3, 1)) CHECK(part.sizes() == IntList{2, 0});
   CHECK(x.split(4, 1).size() == 1);
   CHECK(x.chunk(3, 0).size() == 2);

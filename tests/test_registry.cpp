@@ -1,5 +1,5 @@
-// The registry's law: one row per op, documented, declared for users, and named nowhere else. And
-// the trial of it: a row added here gets its gradient, fusion and graph mode by itself.
+// The registry's rule: one row per op, documented, declared for users, and named nowhere else. And
+// its trial: a row added here gets its gradient, fusion and graph mode automatically.
 
 #include <cmath>
 #include <filesystem>
@@ -17,8 +17,7 @@
 #include "ops/kinds/row.h"
 #include "tests/op_cases.h"
 
-// --- the trial: one row and its public function
-// -----------------------------------------------------
+// --- the trial: one row and its public function --------------------------------------------------
 
 namespace brrr {
 
@@ -59,7 +58,6 @@ std::vector<fs::path> sources(const std::string& folder) {
   return files;
 }
 
-// Every match's first group.
 std::set<std::string> all_matches(const std::string& text, const std::string& pattern) {
   const std::regex r(pattern, std::regex::ECMAScript | std::regex::multiline);
   std::set<std::string> found;
@@ -79,13 +77,13 @@ std::set<std::string> declared_functions() {
                      R"(^(?:Tensor|void|std::vector<Tensor>|std::pair<Tensor, Tensor>) (\w+)\()");
 }
 
-// Members of Tensor that compute one.
+// Members of Tensor that compute a tensor.
 std::set<std::string> members() {
   return all_matches(read(kSource / "core/tensor.h"),
                      R"(^  (?:const Tensor&|Tensor|std::vector<Tensor>) (\w+)\(.*\) const;)");
 }
 
-// Public functions without a row of their own, and what they are made of.
+// Public functions without a row of their own, and the rows that they consist of.
 const std::map<std::string, std::string> kCompositions = {
     {"tensor", "bytes of the host, copied (host_data inside a step)"},
     {"from_blob", "bytes of the host, copied or used in place"},
@@ -112,8 +110,8 @@ const std::map<std::string, std::string> kCompositions = {
     {"unsqueeze", "view"},
     {"chunk", "split"}};
 
-// Rows that no public function has the name of, and who calls them.
-const std::map<std::string, std::string> kOtherDoors = {
+// Rows that are not named after a public function, and their callers.
+const std::map<std::string, std::string> kCallersOfRows = {
     {"copy", "clone, contiguous, to, copy_ and fill_"},
     {"cube", "pow(x, 3)"},
     {"gelu_tanh", "gelu(x, \"tanh\")"},
@@ -128,7 +126,6 @@ std::string without_underscore(const std::string& name) {
   return name.ends_with('_') ? name.substr(0, name.size() - 1) : name;
 }
 
-// Comments and what is left of a line that has none.
 std::string code_of(const std::string& line) { return line.substr(0, line.find("//")); }
 
 }  // namespace
@@ -199,7 +196,7 @@ TEST_CASE("registry: public functions and rows are one list") {
     if (op->gradient_row) continue;
     const std::string name = op->name;
     const bool open = functions.count(name) || functions.count(name + "_") || methods.count(name);
-    CHECK_MESSAGE(open != (kOtherDoors.count(name) > 0), name, " has no public function");
+    CHECK_MESSAGE(open != (kCallersOfRows.count(name) > 0), name, " has no public function");
   }
 }
 
@@ -216,10 +213,10 @@ TEST_CASE("registry: rows are made in ops/ and named nowhere else") {
         ++looked_at;
         const std::string code = code_of(line);
         std::smatch m;
-        // The recorder's own instruction is the one row outside.
+        // Only the recorder's own instruction is a row outside of ops/.
         const bool made = std::regex_search(code, m, row) && m[2] != "host_data_row";
         CHECK_MESSAGE(!made, p.string(), ": ", line);
-        // A device, an option or a file's field may be compared with a text; an op's name never.
+        // A device, an option or a file's field may be compared with a string; an op's name never.
         if (std::regex_search(code, m, compares)) {
           CHECK_MESSAGE(!find_op(m[2]), p.string(), ": ", line);
         }
@@ -241,7 +238,7 @@ TEST_CASE("registry: ops are functions, beside <cmath> too") {
   check_same(exp(t), t.exp());
   CHECK(pow(2.0, 3.0) == 8);
   check_same(pow(t, 2.0), t * t);
-  Tensor (*function)(const Tensor&) = sqrt;  // Their addresses can be taken.
+  Tensor (*function)(const Tensor&) = sqrt;  // The functions' addresses can be taken.
   check_same(function(t), t.sqrt());
 }
 
@@ -250,7 +247,7 @@ TEST_CASE("adding an op takes one row: gradient, fusion and graph mode come with
   REQUIRE(op);
   CHECK(op->kind == OpKind::Pointwise);
   CHECK(op->differentiable());
-  // The tests of test_ops_pointwise.cpp run over it like over any row; here is the op itself.
+  // The tests of test_ops_pointwise.cpp also cover it; here is the op itself.
   const Tensor x = sampled({3, 5}, kFloat64, -3, 3);
   const auto values = x.to_vector<double>(), y = trial_erfc(x).to_vector<double>();
   for (size_t i = 0; i < y.size(); ++i) CHECK(std::fabs(y[i] - std::erfc(values[i])) < 1e-15);
@@ -275,8 +272,7 @@ TEST_CASE("adding an op takes one row: gradient, fusion and graph mode come with
 }
 
 TEST_CASE("gradcheck finds a wrong gradient") {
-  // In the first order: the derivative of x^2 taken to be x; in the second: of x^3 taken as a
-  // constant.
+  // First order: the derivative of x^2 given as x; second order: that of x^3 given as a constant.
   const Tensor x = sampled({4}, kFloat64, 0.5, 2);
   auto first = [](const Tensors& in) { return in[0] * in[0].detach(); };
   CHECK(!gradcheck(first, {x}).ok);
@@ -287,7 +283,7 @@ TEST_CASE("gradcheck finds a wrong gradient") {
   CHECK(
       gradcheck([](const Tensors& in) { return in[0].pow(3.0); }, {x}, {.second_order = true}).ok);
   CHECK(!gradcheck(second, {x}, {.second_order = true}).ok);
-  // Of large inputs the right one is no noise, and the wrong one is still found.
+  // With large inputs the right one is not taken for noise, and the wrong one is still detected.
   const Tensor large = x * 1e9;
   CHECK(gradcheck([](const Tensors& in) { return in[0].square(); }, {large}).ok);
   CHECK(!gradcheck(first, {large}).ok);

@@ -1,4 +1,4 @@
-// Values that are made anew instead of kept: the same bits, fewer bytes moved or less memory.
+// Values that are recomputed instead of kept: the same bits, fewer bytes moved or less memory.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -24,7 +24,6 @@ struct Ran {
   std::string text;
 };
 
-// The results of the last of a few calls.
 template <class F> Ran run(const F& fn, const StepOptions& options, const Tensor& x) {
   auto s = step(fn, options);
   Ran ran;
@@ -121,14 +120,14 @@ TEST_CASE(
   };
   const Tensor x = randn({128, 64});
   const Ran eager = run(fn, {.mode = Mode::Eager}, x), kept = run(fn, {.rematerialise = false}, x),
-            anew = run(fn, {}, x);
+            recomputed = run(fn, {}, x);
   check_same(eager, kept);
-  check_same(eager, anew);
-  CHECK(kept.stats.made_anew == 0);
-  CHECK(anew.stats.made_anew > 0);
-  CHECK(anew.stats.arena_bytes < kept.stats.arena_bytes);
-  CHECK(anew.stats.kernels_per_replay <= kept.stats.kernels_per_replay);
-  CHECK(anew.text.find("make anew what could be kept") != std::string::npos);
+  check_same(eager, recomputed);
+  CHECK(kept.stats.rematerialised == 0);
+  CHECK(recomputed.stats.rematerialised > 0);
+  CHECK(recomputed.stats.arena_bytes < kept.stats.arena_bytes);
+  CHECK(recomputed.stats.kernels_per_replay <= kept.stats.kernels_per_replay);
+  CHECK(recomputed.text.find("recompute values instead of keeping") != std::string::npos);
   CHECK(moved(fn, {}, x) < moved(fn, {.rematerialise = false}, x));
 }
 
@@ -172,19 +171,19 @@ TEST_CASE("rematerialise: values of the same operands are made anew together") {
   const Tensor v = randn({64, 64}), w = randn({64, 64});
   const auto fn = [&](const Tensor& in) {
     const Tensor x = matmul(in, v), y = matmul(in, w);
-    // One of these alone would cost the loads of x and y, which are its store and its load.
+    // Recomputing one of these alone would load x and y, as much as its store and its load.
     const Tensor a = x + y, b = x * y, c = x - y;
     const Tensor z = matmul(a * b * c, v);
     return std::vector<Tensor>{z * a + z * b + z * c};
   };
   const Tensor x = randn({128, 64});
   const Ran eager = run(fn, {.mode = Mode::Eager}, x), kept = run(fn, {.rematerialise = false}, x),
-            anew = run(fn, {}, x);
+            recomputed = run(fn, {}, x);
   check_same(eager, kept);
-  check_same(eager, anew);
-  CHECK(anew.stats.made_anew == 3);
-  CHECK(anew.stats.arena_bytes < kept.stats.arena_bytes);
-  const double value = 128 * 64 * sizeof(float);  // Three stores and loads, for two loads.
+  check_same(eager, recomputed);
+  CHECK(recomputed.stats.rematerialised == 3);
+  CHECK(recomputed.stats.arena_bytes < kept.stats.arena_bytes);
+  const double value = 128 * 64 * sizeof(float);  // Three stores and loads saved, for two loads.
   CHECK(moved(fn, {.rematerialise = false}, x) - moved(fn, {}, x) == 4 * value);
 }
 
@@ -212,8 +211,8 @@ TEST_CASE("rematerialise: a value made anew for one user is not read from before
   const auto fn = [&](const Tensor& x) {
     const Tensor s = x * 2.0, u = x * 7.0;
     const Tensor r = matmul(x * 3.0, w);
-    const Tensor a = (s + r) * x;  // Where s is made anew, and so is q, which
-    const Tensor later = x + 5.0;  // reads what comes after the first use of s.
+    const Tensor a = (s + r) * x;  // s is recomputed here, and so is q, which
+    const Tensor later = x + 5.0;  // reads a value that comes after the first use of s.
     const Tensor q = u + later;
     return std::vector<Tensor>{later, a * q};
   };
@@ -233,7 +232,7 @@ TEST_CASE("memory budget: more bytes than any integer has are no limit") {
       },
       {.build_at_first_call = true, .memory_budget = 1e30});
   s(randn({64, 64}));
-  CHECK(s.stats().made_anew == 0);
+  CHECK(s.stats().rematerialised == 0);
 }
 
 TEST_CASE("memory budget: of an op's results one is changed in place, another made anew") {
@@ -259,11 +258,11 @@ TEST_CASE("memory budget: of an op's results one is changed in place, another ma
   }
 }
 
-// Nothing is built: rewrite() looks at every operand of what it changed, and throws.
+// Nothing is built: rewrite() checks every operand that it changed, and throws.
 TEST_CASE("rematerialise: in random steps every op sees the values that it saw before") {
   const Tensor w = randn({32, 32}) * 0.2, x = randn({128, 32});
   w.set_requires_grad();
-  size_t anew = 0, less = 0;
+  size_t recomputed = 0, less = 0;
   const int programs = test::random_cases(300, 20000);
   for (int seed = 0; seed < programs; ++seed) {
     CAPTURE(seed);
@@ -277,12 +276,12 @@ TEST_CASE("rematerialise: in random steps every op sees the values that it saw b
         REQUIRE_NOTHROW(
             graph::verify_schedule(made.recording ? *made.recording : r, made.schedule));
         CHECK(made.arena <= made.arena_before);
-        anew += made.bytes > 0;
+        recomputed += made.bytes > 0;
         less += made.arena < made.arena_before;
       }
     }
   }
-  CHECK(anew * 10 > static_cast<size_t>(programs));
+  CHECK(recomputed * 10 > static_cast<size_t>(programs));
   CHECK(less > static_cast<size_t>(programs));
 }
 
@@ -319,10 +318,10 @@ TEST_CASE("memory budget: a GPT with dropout trains to the same bits in less mem
       const std::vector<Tensor> p = train({.fuse = fuse, .memory_budget = budget}, stats, text);
       for (size_t k = 0; k < p.size(); ++k) CHECK(same_bits(p[k], kept[k]));
       CHECK(text.find("memory budget") != std::string::npos);
-      CHECK(stats.made_anew > 0);
+      CHECK(stats.rematerialised > 0);
       if (!fuse) continue;
       CHECK(stats.arena_bytes < all.arena_bytes);
-      if (budget < 0.1) CHECK(text.find("nothing more can be dropped") != std::string::npos);
+      if (budget < 0.1) CHECK(text.find("nothing more can be recomputed") != std::string::npos);
     }
   }
 }

@@ -38,7 +38,7 @@ TEST_CASE("rotary: values, and gradients are the way back") {
     const auto r = gradcheck([&](const Tensors& in) { return rotary_embedding(in[0], at, 500.0); },
                              {x}, {.tolerance = 5e-6, .second_order = true});
     CHECK_MESSAGE(r.ok, r.report);
-    // Float32 is as good at far positions as at near ones.
+    // Float32 is as accurate at far positions as at near ones.
     const Tensor far = tensor({0, 1000000, int64_t{1} << 40, -123456789});
     check_close(rotary_embedding(x.to(kFloat32), far), rotary_embedding(x, far), 1e-6);
     check_close(rotary_embedding(x.to(kBFloat16), far), rotary_embedding(x, far), 2e-2);

@@ -1,5 +1,5 @@
-// Every row op by itself, from its row: kernels against the decomposition and the float64 oracle,
-// on every dtype and on lengths of every kind.
+// Every row op alone, from its row: kernels against the decomposition and the float64 oracle, on
+// every dtype and on lengths of every kind.
 #include "tests/op_cases.h"
 #include "tests/row_cases.h"
 
@@ -66,7 +66,7 @@ TEST_CASE("row ops: absent weights are 1, absent biases 0") {
 
 namespace {
 
-// Row r of what a call has of rows; all of what they share.
+// Row r of a per-row operand; the whole of a shared one.
 Tensor row_of(const Tensor& t, Operand kind, int64_t r) {
   const bool of_rows = kind == Operand::Each || kind == Operand::PerRow || kind == Operand::Id;
   return of_rows ? t.narrow(0, r, 1).clone() : t;

@@ -1,4 +1,4 @@
-// What "the same bits" means: 0 is not -0, a NaN is as good as any other.
+// The definition of "the same bits": 0 differs from -0, all NaNs are equal.
 #include <brrr/brrr.h>
 
 #include <cstdint>
@@ -68,7 +68,7 @@ TEST_CASE("same bits: dtypes, sizes, layouts and lists") {
 
 TEST_CASE("same bits: which NaN a step hands on is left open, and verify_every takes it so" *
           doctest::test_suite("host")) {
-  // NaNs of both signs and many payloads meet in all ways, in every floating dtype.
+  // NaNs of both signs and many payloads in all combinations, in every floating dtype.
   std::vector<uint16_t> bits;
   for (const uint16_t b : {0x7fc0, 0xffc0, 0x7fc5, 0xffc9, 0x7f80, 0xff80, 0x3f80, 0x8000}) {
     bits.push_back(b);

@@ -1,5 +1,5 @@
-// Sizes whose product does not fit anywhere: an Error at once, eagerly and in a recorded step, and
-// the process goes on.
+// Sizes whose product overflows: an immediate Error, eagerly and in a recorded step, and the
+// process continues.
 #include "brrr.h"
 #include "tests/op_cases.h"
 
@@ -12,7 +12,7 @@ constexpr int64_t kHuge = int64_t{1} << 40;
 const IntList huge = {kHuge, kHuge}, with_zero = {kHuge, kHuge, 0};
 
 struct Wrong {
-  std::string op;  // What the message begins with.
+  std::string op;  // The beginning of the message.
   std::function<void()> call;
 };
 
@@ -128,7 +128,6 @@ std::vector<Wrong> wrong_calls(const Tensor& one) {
   };
 }
 
-// Sizes that are possible, of tensors that are not.
 std::vector<Wrong> without_memory(const Tensor& one) {
   const Tensor x = one.expand({int64_t{1} << 50});
   return {{"out of memory", [=] { x.clone(); }},
@@ -157,7 +156,7 @@ TEST_CASE("sizes: products that overflow are errors that name the op") {
   CHECK(error_of([&] {
           one.expand({kHuge, kHuge});
         }) == "expand: too many elements, 2^58 or more, of sizes: [1099511627776, 1099511627776]");
-  // Large ones that do not are views like any other.
+  // Large ones that do not overflow are ordinary views.
   const Tensor x = one.expand({kHuge, int64_t{1} << 17});
   CHECK(x.numel() == int64_t{1} << 57);
   CHECK(x.select(0, kHuge - 1).slice(0, 5, 8).to_vector<float>() == std::vector<float>(3, 1));

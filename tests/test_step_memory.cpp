@@ -1,13 +1,13 @@
-// Memory of a replay: what it holds at its peak; of a tape: that it is freed.
+// Memory of a replay at its peak; release of a tape's memory.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
 
 using namespace brrr;
 
-// The update of a bias can share a kernel with the copy that makes its gradient, long before the
-// last product. If it ran there, every parameter would have to be copied first, to undo the step
-// should a later kernel fail.
+// The update of a bias can be fused with the copy that makes its gradient, long before the last
+// product. If it ran there, every parameter would have to be copied first, to undo the step if a
+// later kernel fails.
 TEST_CASE("graph: updates wait for what can fail, so that a replay copies no parameters") {
   models::MLP model({.sizes = {128, 128, 128, 128}});
   optim::SGD opt(model.parameters(), {.lr = 1e-3});
@@ -30,7 +30,7 @@ TEST_CASE("graph: updates wait for what can fail, so that a replay copies no par
   reset_peak_memory(default_device());
   train(x, y);
   const size_t more = memory_stats(default_device()).peak - live;
-  // New gradients, beside the old ones until the step cannot fail any more, and the arena.
+  // New gradients, besides the old ones until the step cannot fail any more, and the arena.
   CHECK(more < parameter_bytes + train.stats().arena_bytes + parameter_bytes / 2);
   CHECK(train.stats().fallbacks == 0);
 }
@@ -49,7 +49,7 @@ TEST_CASE("tape: a saved tensor that is changed in place does not keep its histo
     }
     CHECK(memory_stats(default_device()).live == live);
   }
-  // Reached later, beside a history that does not lead there.
+  // The cycle appears later, beside a history without it.
   {
     Tensor b = ones({1000});
     const Tensor y = a * b;
@@ -57,14 +57,14 @@ TEST_CASE("tape: a saved tensor that is changed in place does not keep its histo
     b.add_(y);
   }
   CHECK(memory_stats(default_device()).live == live);
-  // What nobody changed keeps its history for a gradient's gradient.
+  // An unchanged tensor keeps its history for a second-order gradient.
   const Tensor b = a * a;
   const Tensor first = grad({(b * b).sum()}, {a}, {.create_graph = true})[0];
   CHECK(grad({first.sum()}, {a})[0].to_vector<float>()[0] == 12.0f);
 }
 
-// Verification gives each survivor memory of its own, where temporaries of a replay may not reckon
-// with gradients that lie side by side.
+// Verification gives each survivor separate memory, where temporaries of a replay must not rely on
+// adjacent gradients.
 TEST_CASE("step: temporaries of a verified replay stay within the results that they live in" *
           doctest::test_suite("host")) {
   models::MLP model({.sizes = {1024, 256, 256, 256, 256, 10}});
@@ -77,15 +77,15 @@ TEST_CASE("step: temporaries of a verified replay stay within the results that t
         opt.step();
         return loss;
       },
-      // In parts fewer temporaries would be left, the fewer processors there are.
+      // With parts fewer temporaries would be left, the fewer processors there are.
       StepOptions{.verify_every = 1, .require_graph = true, .part_bytes = -1});
   const Tensor x = randn({512, 1024}), y = randint(0, 10, {512});
   train(x, y);
-  // What may lie behind the survivors' memory.
+  // Tensors that may be placed behind the survivors' memory.
   std::vector<Tensor> others;
   for (int k = 0; k < 32; ++k) others.push_back(full({256 << (k % 4), 256}, k));
   for (int k = 0; k < 3; ++k) CHECK_NOTHROW(train(x, y));
-  CHECK(train.explain().find("temporaries live in results") != std::string::npos);
+  CHECK(train.explain().find("temporaries placed in results") != std::string::npos);
   CHECK(train.stats().verified == 3);
   for (int k = 0; k < 32; ++k) {
     CHECK(same_bits(others[static_cast<size_t>(k)], full({256 << (k % 4), 256}, k)));

@@ -1,4 +1,4 @@
-// A step beside other threads: what they made before it, and what they let go of meanwhile.
+// A step and other threads: tensors that they created before it, and release during it.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@ using namespace brrr;
 
 namespace {
 
-// On a thread whose tape is longer than this one's.
+// Created on a thread whose tape is longer than this one's.
 Tensor made_elsewhere(const std::function<Tensor()>& make) {
   Tensor y;
   std::thread([&] {

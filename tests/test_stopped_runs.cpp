@@ -1,4 +1,4 @@
-// Runs that do not end by themselves: stopped, killed, without room or a reader.
+// Runs that do not end by themselves: stopped, killed, out of disk space or without a reader.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 static const std::string kSmall =
     " --images 600 --batch 64 --hidden 32,16 --dropout 0.1 --threads 1 ";
 
-// What it had written after its last checkpoint, the last line in part, is written again.
+// Lines after the last checkpoint, the last of them incomplete, are written again.
 TEST_CASE("train_mlp: the lines of a run that was killed go on from its checkpoint") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors", log = folder.dir + "/log.jsonl";
@@ -213,11 +213,11 @@ TEST_CASE("train_mlp: files of lines that have no room for one end the run befor
   }
 }
 
-// The interrupt key ends `tee` at once, and the run's next line has no reader.
+// The interrupt key ends `tee` at once, so the run's next line has no reader.
 TEST_CASE("train_mlp: a run whose lines nobody reads any more ends with its checkpoint") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors";
-  auto* before = std::signal(SIGPIPE, SIG_DFL);  // Which a run inherits.
+  auto* before = std::signal(SIGPIPE, SIG_DFL);  // A run inherits it.
   const Result r = run("train_mlp --steps 1000000 --log-every 1 --images 300 --mode eager --save " +
                        ck + " | head -2");
   std::signal(SIGPIPE, before);

@@ -1,4 +1,4 @@
-// Strips where operands lie in unusual ways, are written and read in them, or vary.
+// Strips with operands in unusual layouts, written and read within the strip, or varying.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -15,37 +15,37 @@ namespace {
 
 using Results = std::vector<Tensor>;
 
-struct Played {
-  Results all;  // Of each call, and what the state is then.
+struct Outcome {
+  Results all;  // Results of each call, and the state after it.
   bool in_parts = false;
 };
 
-// Five calls of a function over a state of its own, with their number.
+// Five calls of a function on a state of its own, with the number of the call.
 using Function = std::function<Results(const Results& state, int call)>;
-Played play(const Function& fn, const Results& start, const StepOptions& options) {
-  Played played;
+Outcome play(const Function& fn, const Results& start, const StepOptions& options) {
+  Outcome outcome;
   Results state;
   for (const Tensor& t : start) state.push_back(t.clone());
   int call = 0;
   auto s = step([&] { return fn(state, call); }, options);
   for (; call < 5; ++call) {
     set_rng_state({1, 0});
-    for (const Tensor& t : s()) played.all.push_back(t);
-    for (const Tensor& t : state) played.all.push_back(t.clone());
+    for (const Tensor& t : s()) outcome.all.push_back(t);
+    for (const Tensor& t : state) outcome.all.push_back(t.clone());
   }
-  if (options.mode == Mode::Eager) return played;
+  if (options.mode == Mode::Eager) return outcome;
   const StepStats stats = s.stats();
   CHECK_MESSAGE(stats.fallbacks == 0, stats.last_fallback);
-  played.in_parts = s.explain().find("parts, one after the other") != std::string::npos;
-  return played;
+  outcome.in_parts = s.explain().find("parts, one after the other") != std::string::npos;
+  return outcome;
 }
 
-// Whether it ran in parts, to eager's bits.
+// Whether it ran in parts; checks eager's bits.
 bool runs_in_parts(const Function& fn, const Results& state = {}, int64_t part_bytes = 16 << 10) {
   const Results eager = play(fn, state, {.mode = Mode::Eager}).all;
   bool in_parts = true;
   for (const int verify : {0, 1}) {
-    const Played graph = play(
+    const Outcome graph = play(
         fn, state, {.verify_every = verify, .build_at_first_call = true, .part_bytes = part_bytes});
     for (size_t k = 0; k < eager.size(); ++k) {
       CAPTURE(k);

@@ -1,4 +1,4 @@
-// Strips: kernels that run part by part with their neighbours, to the bits of whole ones.
+// Strips: kernels that run part by part with their neighbours, with the bits of whole ones.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -20,24 +20,24 @@ struct Trained {
   bool cut() const { return text.find("parts, one after the other") != std::string::npos; }
 };
 
-struct Ask {
+struct TrainSetup {
   int64_t batch = 16;
   double dropout = 0;
   DType dtype = kFloat32;
   int micro_batches = 1;
 };
 
-Trained train_gpt(const Ask& ask, const StepOptions& options) {
+Trained train_gpt(const TrainSetup& setup, const StepOptions& options) {
   manual_seed(3);
   models::GPT model(
-      {.vocab = 29, .block = 16, .layers = 2, .heads = 2, .width = 32, .dropout = ask.dropout});
-  if (ask.dtype != kFloat32) model.to(ask.dtype);
+      {.vocab = 29, .block = 16, .layers = 2, .heads = 2, .width = 32, .dropout = setup.dropout});
+  if (setup.dtype != kFloat32) model.to(setup.dtype);
   optim::AdamW opt(model.parameters(), {.lr = 1e-2});
   auto s = step(
       [&](const Tensor& x, const Tensor& y) {
         opt.zero_grad();
         Tensor all;
-        for (int k = 0; k < ask.micro_batches; ++k) {
+        for (int k = 0; k < setup.micro_batches; ++k) {
           const Tensor loss = model.loss(x, y);
           loss.backward();
           all = all.defined() ? all + loss.detach() : loss.detach();
@@ -49,7 +49,7 @@ Trained train_gpt(const Ask& ask, const StepOptions& options) {
       options);
   Trained t;
   for (int k = 0; k < 4; ++k) {
-    const Tensor x = randint(0, 29, {ask.batch, 16}), y = randint(0, 29, {ask.batch, 16});
+    const Tensor x = randint(0, 29, {setup.batch, 16}), y = randint(0, 29, {setup.batch, 16});
     t.losses.push_back(s(x, y));
   }
   t.parameters = model.parameters();
@@ -105,7 +105,7 @@ std::vector<Tensor> random_net(unsigned seed, const Tensor& x, const std::vector
       case 7:
         all.push_back(any() - mean(any(), {1}, true));
         break;
-      case 8:  // Eight rows at a time, the other way round.
+      case 8:  // Eight rows at a time, transposed.
         all.push_back(reshape(
             matmul(reshape(any(), {-1, 8, 32}), weight()).transpose(1, 2).contiguous(), {-1, 32}));
         break;
@@ -126,10 +126,10 @@ std::vector<Tensor> random_net(unsigned seed, const Tensor& x, const std::vector
   }
   const Tensor wanted = full({x.size(0)}, 3.0, kInt64);
   Tensor loss = cross_entropy(all.back() + tanh(any()), wanted);
-  for (const Tensor& w : weights) loss = loss + sum(w) * 0.125;  // None is unused.
+  for (const Tensor& w : weights) loss = loss + sum(w) * 0.125;  // Uses all of them.
   std::vector<Tensor> out = grad({loss}, weights);
   out.push_back(loss.detach());
-  if (random() % 2) out.push_back(any().detach());  // One that lasts.
+  if (random() % 2) out.push_back(any().detach());  // A result that survives.
   return out;
 }
 
@@ -137,9 +137,9 @@ std::vector<Tensor> random_net(unsigned seed, const Tensor& x, const std::vector
 
 TEST_CASE("strips: a GPT trains to eager's bits at any batch and size of parts") {
   test::TempCache cache;
-  const std::pair<int64_t, std::vector<int64_t>> asks[] = {
+  const std::pair<int64_t, std::vector<int64_t>> setups[] = {
       {64, {1 << 16, 1 << 13, 1}}, {48, {1 << 13}}, {15, {1 << 16, 1}}, {1, {1}}};
-  for (const auto& [sequences, sizes] : asks) {
+  for (const auto& [sequences, sizes] : setups) {
     const int64_t batch = sequences;
     CAPTURE(batch);
     const Trained eager = train_gpt({.batch = batch}, {.mode = Mode::Eager});
@@ -165,32 +165,32 @@ TEST_CASE("strips: one covers forward and backward, and its values are never who
     ++strips;
   }
   CHECK(strips == 1);
-  // The first part makes the copies that products read weights from.
-  CHECK(cut.text.find("of weights are copied once for all") != std::string::npos);
+  // The first part makes the packed copies of weights that products read.
+  CHECK(cut.text.find("of weights are packed once for all") != std::string::npos);
 }
 
 TEST_CASE("strips: dropout, 16-bit floats, several batches a step") {
   test::TempCache cache;
-  const Ask asks[] = {{.batch = 64, .dropout = 0.2},
-                      {.batch = 64, .dtype = kBFloat16},
-                      {.batch = 64, .dtype = kFloat16},
-                      {.batch = 64, .dtype = kFloat64},
-                      {.batch = 64, .micro_batches = 3}};
-  for (const Ask& ask : asks) {
-    CAPTURE(ask.dropout);
-    CAPTURE(ask.dtype);
-    CAPTURE(ask.micro_batches);
-    const Trained eager = train_gpt(ask, {.mode = Mode::Eager});
-    const Trained cut = train_gpt(ask, {.part_bytes = 1 << 16});
-    // Other products go through a library, whose sums have an order of their own.
-    CHECK(cut.cut() == (ask.dtype == kFloat32));
+  const TrainSetup setups[] = {{.batch = 64, .dropout = 0.2},
+                               {.batch = 64, .dtype = kBFloat16},
+                               {.batch = 64, .dtype = kFloat16},
+                               {.batch = 64, .dtype = kFloat64},
+                               {.batch = 64, .micro_batches = 3}};
+  for (const TrainSetup& setup : setups) {
+    CAPTURE(setup.dropout);
+    CAPTURE(setup.dtype);
+    CAPTURE(setup.micro_batches);
+    const Trained eager = train_gpt(setup, {.mode = Mode::Eager});
+    const Trained cut = train_gpt(setup, {.part_bytes = 1 << 16});
+    // Other dtypes' products go through a library, whose order of summation differs.
+    CHECK(cut.cut() == (setup.dtype == kFloat32));
     check_same(cut, eager);
-    const bool all = test::long_tests(), verified = ask.dropout > 0 || ask.dtype == kFloat16;
+    const bool all = test::long_tests(), verified = setup.dropout > 0 || setup.dtype == kFloat16;
     if (all || verified) {
-      check_same(train_gpt(ask, {.verify_every = 1, .part_bytes = 1 << 12}), eager);
+      check_same(train_gpt(setup, {.verify_every = 1, .part_bytes = 1 << 12}), eager);
     }
     if (all || !verified) {
-      check_same(train_gpt(ask, {.memory_budget = 0.5, .part_bytes = 1 << 14}), eager);
+      check_same(train_gpt(setup, {.memory_budget = 0.5, .part_bytes = 1 << 14}), eager);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Text files, tokenizers by character and byte; hostile ones.
+// Text files, tokenizers by character and byte; malformed files.
 #include <doctest/doctest.h>
 
 #include "core/text.h"

@@ -1,4 +1,4 @@
-// Token arrays and files, data sets of windows; hostile ones.
+// Token arrays and files, data sets of windows; malformed files.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -31,7 +31,7 @@ Ids counting(int64_t n, int64_t first = 0) {
   return ids;
 }
 
-// A file of llm.c's with this header and `tokens` zero tokens.
+// A llm.c file with this header and `tokens` zero tokens.
 std::string llm_c(int32_t magic, int32_t version, int32_t count, size_t tokens) {
   std::string s(1024 + 2 * tokens, '\0');
   const int32_t header[] = {magic, version, count};
@@ -153,7 +153,7 @@ TEST_CASE("token files: one that is cut while it is in use is an error, not a cr
   const Tokens tokens = data::map_tokens(path);
   TokenDataset set(tokens, {.vocab = 20000, .block = 8});
   const data::Batch before = set.batch(3);
-  // Replaced as a whole, as this library does it: the old content stays.
+  // Replaced as a whole, as this library does: the mapping keeps the old content.
   data::write_tokens(path, {1, 2, 3});
   CHECK(same(set.batch(3).x, before.x));
   CHECK(data::map_tokens(path).size() == 3);
@@ -173,7 +173,7 @@ TEST_CASE("tokens: positions of bad ids, and a hash that tells arrays apart") {
   const uint64_t hash = data::check_tokens(Tokens(ids), 10000);
   CHECK(hash == data::check_tokens(Tokens(ids), 20000));
   CHECK(hash != data::check_tokens(Tokens(ids).slice(0, 9999), 10000));
-  std::swap(ids[5000], ids[5004]);  // The same lane.
+  std::swap(ids[5000], ids[5004]);  // In the same lane.
   CHECK(hash != data::check_tokens(Tokens(ids), 10000));
   for (const int64_t at : {0, 4095, 4096, 9999}) {
     Ids bad(10000, 3);
@@ -291,7 +291,7 @@ TEST_CASE("TokenDataset: batches go into a step's own slots without allocation")
 }
 
 TEST_CASE("TokenDataset: validation goes through its part once, in order") {
-  // 41 tokens to validate on: 40 have a successor, which makes 13 windows of 3, 4 batches.
+  // 41 validation tokens: 40 have a successor, which makes 13 windows of 3, 4 batches.
   const TokenDataset set(Tokens(counting(10)), Tokens(counting(41)),
                          {.vocab = 100, .block = 3, .batch = 4});
   CHECK(set.validation_batches() == 4);

@@ -27,7 +27,7 @@ bool same_files(const std::string& a, const std::string& b) {
 }  // namespace
 
 TEST_CASE("train_gpt: both modes lose the same, end the same and write the same sample") {
-  const Place p;
+  const StoryFolder p;
   for (const std::string dtype : {"float32", "bfloat16", "float16"}) {
     INFO(dtype);
     if (dtype == "float16" && !brrr::test::long_tests()) continue;
@@ -54,7 +54,7 @@ TEST_CASE("train_gpt: both modes lose the same, end the same and write the same 
 }
 
 TEST_CASE("train_gpt: learns a text, well below its unigram entropy") {
-  const Place p;
+  const StoryFolder p;
   const Result r =
       run("train_gpt --threads 1 --width 32 --block 16 --batch 8 --steps 400 --mode eager --data " +
           p.file("story.txt"));
@@ -65,7 +65,7 @@ TEST_CASE("train_gpt: learns a text, well below its unigram entropy") {
 }
 
 TEST_CASE("train_gpt: 15 steps, a checkpoint and 15 steps are 30 steps, also across modes") {
-  const Place p;
+  const StoryFolder p;
   for (const std::string kind :
        {"--accumulate 2 --dropout 0.1", "--dtype bfloat16 --dropout 0.1 --tokenizer byte",
         "--dtype float16 --positions rotary --activation swiglu --norm rms --clip 0"}) {
@@ -77,7 +77,7 @@ TEST_CASE("train_gpt: 15 steps, a checkpoint and 15 steps are 30 steps, also acr
       CHECK(run(all + first + " --stop-at 15 --checkpoint " + p.file("half")).status == 0);
       CHECK_FALSE(same_files(p.file("half"), p.file("whole")));
       for (const std::string second : {"eager", "graph"}) {
-        // The checkpoint knows the model, the options and the text.
+        // The checkpoint contains the model, the options and the text.
         const Result r = run("train_gpt --threads 1 --eval-batches 4 --resume " + p.file("half") +
                              " --checkpoint " + p.file("end") + " --mode " + second);
         INFO(r.text);
@@ -90,7 +90,7 @@ TEST_CASE("train_gpt: 15 steps, a checkpoint and 15 steps are 30 steps, also acr
 }
 
 TEST_CASE("train_gpt: a checkpoint samples without training") {
-  const Place p;
+  const StoryFolder p;
   const std::string ck = p.file("ck");
   const std::string first =
       run(p.tiny() + "--steps 20 --seed 5 --mode eager --sample 30 --checkpoint " + ck).text;
@@ -108,7 +108,7 @@ TEST_CASE("train_gpt: a checkpoint samples without training") {
 }
 
 TEST_CASE("train_gpt: evaluations and saves on the way change nothing") {
-  const Place p;
+  const StoryFolder p;
   const std::string all = p.tiny() + "--steps 30 --dropout 0.2 --checkpoint ";
   CHECK(run(all + p.file("a")).status == 0);
   const Result r =
@@ -121,7 +121,7 @@ TEST_CASE("train_gpt: evaluations and saves on the way change nothing") {
 }
 
 TEST_CASE("train_gpt: a loss that is not finite stops the run and names what went bad") {
-  const Place p;
+  const StoryFolder p;
   for (const std::string mode : {"eager", "graph"}) {
     const std::string command = p.tiny() + "--steps 50 --warmup 0 --lr 1e30 --mode " + mode;
     Result r = run(command + " --checkpoint " + p.file("ck"));
@@ -138,7 +138,7 @@ TEST_CASE("train_gpt: a loss that is not finite stops the run and names what wen
 }
 
 TEST_CASE("train_gpt: parameters that are not finite go to no checkpoint, though the loss was") {
-  const Place p;
+  const StoryFolder p;
   const std::string ck = p.file("ck");
   write_text(ck, "mine");
   const Result r = run(
@@ -152,7 +152,7 @@ TEST_CASE("train_gpt: parameters that are not finite go to no checkpoint, though
 // --- kills ---------------------------------------------------------------------------------------
 
 TEST_CASE("train_gpt: the interrupt key breaks off what follows a training that is saved") {
-  const Place p;
+  const StoryFolder p;
   std::vector<std::string> words = {"--sample", "1000000000", "--steps", "2", "--mode", "eager"};
   words.insert(words.end(), {"--checkpoint", p.file("ck"), "--data", p.file("story.txt"),
                              "--eval-batches", "1"});
@@ -162,7 +162,7 @@ TEST_CASE("train_gpt: the interrupt key breaks off what follows a training that 
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   for (int wait = 0; wait < 4000 && waitpid(child, &status, WNOHANG) == 0; ++wait) {
-    if (wait % 40 == 20) kill(child, SIGINT);  // The first may come just before.
+    if (wait % 40 == 20) kill(child, SIGINT);  // The first may come just before the handler is set.
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   CHECK(WIFSIGNALED(status));
@@ -174,8 +174,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// Starts train_gpt, and kills it after so many microseconds unless that is 0 or it has ended.
-// Whether it was killed.
+// Runs train_gpt, and kills it after `microseconds` unless that is 0 or it has ended. Returns
+// whether it was killed.
 bool interrupted(const Words& options, uint32_t microseconds) {
   const pid_t child = start("train_gpt", options);
   REQUIRE(child > 0);
@@ -194,14 +194,14 @@ bool interrupted(const Words& options, uint32_t microseconds) {
 int64_t step_in(const std::string& checkpoint) {
   if (!fs::exists(checkpoint)) return 0;
   brrr::Metadata metadata;
-  brrr::load(checkpoint, metadata);  // Throws unless it is whole.
+  brrr::load(checkpoint, metadata);  // Throws unless it is complete.
   return std::stoll(metadata.at("brrr.step"));
 }
 
 }  // namespace
 
 TEST_CASE("train_gpt: killed at random moments it resumes and ends as if undisturbed") {
-  const Place p;
+  const StoryFolder p;
   const int kills = long_tests() ? 100 : 5;
   const std::string ck = p.file("ck"), steps = long_tests() ? "1000" : "200";
   const Words options = {"--data",         p.file("story.txt"),
@@ -220,7 +220,7 @@ TEST_CASE("train_gpt: killed at random moments it resumes and ends as if undistu
   for (const std::string& o : options) straight += " " + o;
   REQUIRE(run(straight).status == 0);
 
-  // Runs that are killed go on in either mode. One that ends begins anew while kills are left.
+  // Killed runs resume in either mode. A run that ends starts again while kills are left.
   std::mt19937 random(11);
   int killed = 0, ends = 0;
   int64_t furthest = 0;
@@ -241,7 +241,7 @@ TEST_CASE("train_gpt: killed at random moments it resumes and ends as if undistu
     }
   }
   MESSAGE(killed << " kills, the furthest at step " << furthest << "; " << ends << " ends");
-  // Killed saves have left nothing: the text and the undisturbed checkpoint remain.
+  // Killed saves leave no files: only the text and the undisturbed checkpoint remain.
   std::vector<std::string> left;
   for (const auto& f : fs::directory_iterator(p.dir())) left.push_back(f.path().filename());
   CHECK_MESSAGE(left.size() == 2, fmt::format("{}", fmt::join(left, ", ")));

@@ -1,4 +1,4 @@
-// Hostile input to train_gpt: files and options, as its users give them.
+// Malformed input to train_gpt: files and options.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
 TEST_CASE("train_gpt: bad files and options end before the first step, and say why") {
-  const Place p;
+  const StoryFolder p;
   write_text(p.file("empty.txt"), "");
   write_text(p.file("short.txt"), "hi\n");
   write_text(p.file("binary.txt"), std::string("\x7f"
@@ -98,11 +98,11 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
       {resume + "small.ck", "its model only 5"},
       {resume + "large.ck", "no room for a vocabulary of 99999999"},
       {resume + "cut.ck", "cut.ck"},
-      {resume + "mlp", "no checkpoint of train_gpt: it has no"},
+      {resume + "mlp", "not a checkpoint of train_gpt: it has no"},
       {resume + "story.txt", "story.txt"},
   };
   for (const auto& w : wrong) {
-    // Else AddressSanitizer ends what asks for more memory than there is.
+    // Otherwise AddressSanitizer ends a process that requests more memory than exists.
     const Result r =
         run("train_gpt --threads 1 " + w.options, ".", "ASAN_OPTIONS=allocator_may_return_null=1 ");
     INFO(w.options << "\n" << r.text);
@@ -113,7 +113,7 @@ TEST_CASE("train_gpt: bad files and options end before the first step, and say w
   }
   const Result red = run("train_gpt --threads 1 " + resume + "red.ck");
   CHECK(red.status == 2);
-  CHECK(contains(red.text, "got '?[31mRED'"));  // What a file says reaches no terminal as it is.
+  CHECK(contains(red.text, "got '?[31mRED'"));  // Text from a file is escaped.
   const Result name = run("train_gpt --threads 1 " + resume + "name.ck");
   CHECK(name.status == 2);
   CHECK(contains(name.text, "does not exist: x??[31mtrain_gpt: all is well\n"));
@@ -153,7 +153,7 @@ TEST_CASE("train_gpt: a wrong option says what was expected") {
 }
 
 TEST_CASE("train_gpt: token ids are nothing to a char model, a new or an old one") {
-  const Place p;
+  const StoryFolder p;
   const std::string ck = p.file("ck"), ids = p.file("ids.bin"),
                     why = "holds token ids, which a char tokenizer does not explain";
   write_text(ids, std::string(400, '\0'));
@@ -193,7 +193,7 @@ void write_vocabulary(const std::string& folder, const Words& more) {
 }  // namespace
 
 TEST_CASE("train_gpt: GPT-2's vocabulary goes into the checkpoint, and another one is noticed") {
-  const Place p;
+  const StoryFolder p;
   const std::string files =
                         " --vocab " + p.file("vocab.json") + " --merges " + p.file("merges.txt"),
                     ck = p.file("ck");
@@ -203,7 +203,7 @@ TEST_CASE("train_gpt: GPT-2's vocabulary goes into the checkpoint, and another o
   INFO(r.text);
   REQUIRE(r.status == 0);
   CHECK(contains(r.text, "vocabulary 258 (gpt2)"));
-  // Without the files, which the checkpoint holds; and with the same.
+  // Without the files, which the checkpoint contains; and with the same ones.
   const std::string resume = "train_gpt --mode eager --threads 1 --resume " + ck;
   CHECK(run(resume).status == 0);
   CHECK(run(resume + files).status == 0);
@@ -211,7 +211,7 @@ TEST_CASE("train_gpt: GPT-2's vocabulary goes into the checkpoint, and another o
   r = run(resume + files);
   CHECK(r.status == 1);
   CHECK(contains(r.text, "another vocabulary or other merges"));
-  // What another version wrote there is replaced by the files.
+  // A vocabulary that another version wrote there is replaced by the files' one.
   write_vocabulary(p.dir(), {"th", "at"});
   brrr::Metadata saved;
   const brrr::StateDict all = brrr::load(ck, saved);
@@ -233,7 +233,7 @@ TEST_CASE("train_gpt: GPT-2's vocabulary goes into the checkpoint, and another o
   CHECK(r.status == 1);
   CHECK(contains(r.text, "merges.txt"));
 
-  // Token files need no tokenizer to train; samples are ids then.
+  // Token files need no tokenizer for training; samples are then ids.
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < 900; ++i) ids.push_back(i * i % 250);
   brrr::data::write_tokens(p.file("train.bin"), ids, brrr::data::TokenFormat::NanoGPT);

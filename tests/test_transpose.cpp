@@ -1,4 +1,4 @@
-// Matrices turned in registers: what is written, and what is not.
+// Transposition in registers: the written elements, and the untouched rest.
 #include <doctest/doctest.h>
 
 #include <numeric>
@@ -11,11 +11,11 @@ namespace {
 
 using namespace brrr;
 
-// Elements of a matrix whose rows lie `gap` further apart than they are long, into one likewise.
-// Returns whether all are where they belong and what lies between them and behind is untouched.
+// Transposes a matrix with `gap` elements between its rows into one with `to_gap`. Returns whether
+// all elements are in place and everything between and behind them is unchanged.
 template <class T> bool turns(int64_t rows, int64_t cols, int64_t gap, int64_t to_gap) {
   const int64_t step = cols + gap, to_step = rows + to_gap;
-  std::vector<T> from(static_cast<size_t>((rows - 1) * step + cols));  // Not a byte more.
+  std::vector<T> from(static_cast<size_t>((rows - 1) * step + cols));  // Exact size, for overreads.
   std::iota(from.begin(), from.end(), T{3});
   std::vector<T> to(static_cast<size_t>(cols * to_step) + 64, T{1}), want = to;
   for (int64_t r = 0; r < rows; ++r) {
@@ -66,7 +66,7 @@ TEST_CASE("transposition: a copy of any layout has the elements, of 16 bits ever
       }
     }
   }
-  // All patterns, signalling NaNs too: in one run, in rows apart, turned, and again and again.
+  // All patterns, signalling NaNs too: dense, in padded rows, transposed, and repeatedly.
   std::vector<uint16_t> bits(1 << 16);
   std::iota(bits.begin(), bits.end(), uint16_t{0});
   for (DType t : {kBFloat16, kFloat16}) {

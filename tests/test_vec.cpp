@@ -31,7 +31,7 @@ float from_bits(std::uint32_t bits) {
 
 template <class T> bool same_bits(T a, T b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-// Error in units of the last place of the float that `want` falls into.
+// Error in units of the last place of the float nearest to `want`.
 double ulp_error(float got, double want) {
   if (std::isnan(want) || std::isnan(got)) return std::isnan(want) && std::isnan(got) ? 0 : 1e9;
   if (got == 0 && want == 0) return std::signbit(got) == std::signbit(want) ? 0 : 1e9;
@@ -101,7 +101,7 @@ vx::b16 differ(vx::f32 a, vx::f32 b) {
   return vx::ne((vx::i32)a, (vx::i32)b) & ~(vx::isnan(a) & vx::isnan(b));
 }
 
-// Every step-th float: the bounded functions are, and the unit forms are the general ones.
+// Every step-th float: bounded functions stay in range, and unit forms equal the general ones.
 long unit_violations(std::uint64_t step) {
   long wrong = 0;
   for (std::uint64_t bits = 0; bits < (1ull << 32); bits += 16 * step) {
@@ -128,8 +128,8 @@ long falling_violations(std::uint64_t step) {
   return wrong;
 }
 
-// Vectors whose sines or cosines are not the same, element by element, beside a huge argument, for
-// which all of them are computed out of line.
+// Vectors whose sines or cosines change beside a huge argument, for which all elements are computed
+// out of line.
 long near_violations(std::uint64_t step) {
   long wrong = 0;
   for (std::uint64_t bits = 0; bits < (1ull << 32); bits += 16 * step) {
@@ -145,7 +145,7 @@ long near_violations(std::uint64_t step) {
 }
 
 float one(vx::f32 v) { return v[3]; }
-// By value, because clang gives no reference to a vector's element.
+// By value, because clang allows no reference to a vector's element.
 template <class V> auto lane(V v, int i) { return v[i]; }
 template <class T> auto all_lanes(T x) { return vx::splat(x); }
 
@@ -181,9 +181,9 @@ TEST_CASE("vec: falling_exp has exp's bits where nothing is positive") {
 }
 
 TEST_CASE("vec: what a mask has put at -infinity takes no product that underflows") {
-  // Some processors take a hundred cycles for one.
+  // Some processors take a hundred cycles for a denormal result.
   for (const float x : {-inf, -1e30f, -1e9f, -1e4f, -200.f, -0.5f, 0.f}) {
-    volatile float at = x;  // Or it would be computed when this is compiled.
+    volatile float at = x;  // Prevents constant folding.
     for (const auto f :
          {+[](vx::f32 v) { return vx::exp(v); }, +[](vx::f32 v) { return vx::falling_exp(v); },
           +[](vx::f32 v) { return vx::sigmoid(v); }}) {
@@ -246,7 +246,7 @@ TEST_CASE("vec: exact values, signed zeros, order, classes") {
     CHECK(std::isnan(vx::max(vx::to_f64(a), vx::to_f64(b))[5]));
   }
   CHECK(one(vx::max(all_lanes(-2.f), all_lanes(3.f))) == 3);
-  const vx::f64 zeros = {}, negative = -zeros;  // Of equals the second.
+  const vx::f64 zeros = {}, negative = -zeros;  // For equal values the second.
   CHECK(std::signbit(vx::max(zeros, negative)[9]));
   CHECK_FALSE(std::signbit(vx::min(negative, zeros)[9]));
   CHECK(vx::max(vx::splat(long_min), vx::i64{} - 1)[15] == -1);
@@ -379,13 +379,13 @@ TEST_CASE("vec: bfloat16 and half, exhaustively") {
     if (h & 0x8000) value = -value;
     wrong += std::isnan(value) ? !std::isnan(f) : !same_bits(f, value);
     unsigned back_b = vx::f32_to_bf16(vx::splat(b))[2], back_f = vx::f32_to_f16(vx::splat(f))[2];
-    wrong += back_b != (std::isnan(b) ? h | 0x40 : h);  // a NaN comes back quiet
+    wrong += back_b != (std::isnan(b) ? h | 0x40 : h);  // a NaN becomes quiet
     wrong += back_f != (std::isnan(f) ? h | 0x200 : h);
   }
   CHECK(wrong == 0);
   for (std::uint64_t bits = 0; bits < (1ull << 32); bits += 1021) {
     float x = from_bits(static_cast<std::uint32_t>(bits));
-    // Half of the samples sit beside a tie, where rounding is decided.
+    // Half of the samples are next to a tie, where rounding is decided.
     if (bits & 1) x = from_bits(static_cast<std::uint32_t>(bits & ~0xfffull) + (bits >> 4) % 3 - 1);
     float b = one(vx::round_bf16(vx::splat(x))), f = one(vx::round_f16(vx::splat(x)));
     if (std::isnan(x)) {

@@ -1,4 +1,4 @@
-// The device prelude, compiled for the host: every function gives the bits that the CPU's gives.
+// The device prelude, compiled for the host: every function gives the bits of the CPU's.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 
@@ -19,7 +19,6 @@ namespace {
 
 namespace vx = brrr::vx;
 
-// What takes the place of CUDA's keywords.
 const char keywords[] =
     "#define BRRR_EMULATED 1\n"
     "#define __device__\n"
@@ -87,8 +86,8 @@ template <class T> std::vector<T> specials() {
   return r;
 }
 
-// Every pair of specials, then numbers of any bits, each with one of any bits and with one of its
-// own size; as many as a multiple of 16.
+// Every pair of special values, then values of any bits, each with another of any bits and with one
+// of similar size; padded to a multiple of 16.
 template <class T> struct Pairs {
   std::vector<T> x, y;
   Pairs() {
@@ -116,13 +115,13 @@ template <class T> struct Pairs {
   }
 };
 
-// One of each type, whatever the number of rows.
+// One instance of each type, shared by all rows.
 template <class T> const Pairs<T>& pairs() {
   static const Pairs<T> r;
   return r;
 }
 
-// All of a small type, else the pairs' first, and of four bytes every 997th bit pattern too.
+// All values of a small type, else the first of each pair; for four bytes every 997th pattern too.
 template <class T> std::vector<T> make_dense() {
   std::vector<T> r;
   if constexpr (sizeof(T) > 2) r = pairs<T>().x;
@@ -147,7 +146,7 @@ struct Row {
 
 template <class T> bool same(const T& a, const T& b) {
   if constexpr (std::is_floating_point_v<T>) {
-    if (std::isnan(a) && std::isnan(b)) return true;  // payload and sign of a NaN are excepted
+    if (std::isnan(a) && std::isnan(b)) return true;  // sign and payload of a NaN are ignored
   }
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
@@ -194,7 +193,7 @@ template <class In, class Out, class F> bool equal(void* compiled, bool two, F f
       ROW(T, float, false, mask_to_f32(to_b16(x))), ROW(T, double, false, mask_to_f64(to_b16(x))), \
       ROW(T, int, false, mask_to_i32(to_b16(x))), ROW(T, long, false, mask_to_i64(to_b16(x)))
 
-// The wrapping + - * of integers have no row: in vectors of signed lanes they may not overflow.
+// The wrapping + - * of integers have no row: they may not overflow in vectors of signed lanes.
 std::vector<Row> rows() {
   return {FLOATING(float),
           FLOATING(double),

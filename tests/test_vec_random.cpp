@@ -12,7 +12,7 @@ namespace vx = brrr::vx;
 
 namespace {
 
-// The generator as its authors wrote it, one block at a time.
+// The generator as published by its authors, one block at a time.
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> c, std::uint32_t k0,
                                     std::uint32_t k1) {
   for (int round = 0; round < 10; ++round) {

@@ -1,5 +1,5 @@
 #pragma once
-// The number of threads, for a while; and how many take a signal.
+// A scoped thread count, and the number of threads that accept a signal.
 
 #include <filesystem>
 #include <fstream>
@@ -15,7 +15,7 @@ struct Threads {
   ~Threads() { cpu::set_num_threads(before); }
 };
 
-/// Threads of this process that do not block the signal.
+/// The number of threads of this process that do not block the signal.
 inline int threads_taking(int signal) {
   int n = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {

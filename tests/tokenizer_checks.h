@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of tokenizers share.
+// Shared by the tests of tokenizers.
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 
 namespace brrr::test {
 
-/// Random bytes, or random ones of an alphabet.
+/// Random bytes, or random characters of an alphabet.
 inline std::string random_bytes(data::CounterRng& rng, size_t n, std::string_view alphabet = {}) {
   std::string s(n, '\0');
   for (char& c : s) {
@@ -20,7 +20,7 @@ inline std::string random_bytes(data::CounterRng& rng, size_t n, std::string_vie
   return s;
 }
 
-/// The text, through ids and back, by the tokenizer and by one made from its state.
+/// Encodes and decodes the text with the tokenizer and with one restored from its state.
 inline void check_round_trip(const data::Tokenizer& t, const std::string& text) {
   const std::vector<int64_t> ids = t.encode(text);
   CHECK(t.decode(ids) == text);

@@ -36,12 +36,12 @@ alignas(kSmallUnit) std::byte zero_block[kSmallUnit];
 
 constexpr size_t kListBytes = size_t{256} << 10;  // bounds one thread's list of one class
 
-// Everything shared, under one mutex. Never destroyed: tensors may outlive any static object.
+// All shared state, under one mutex. Never destroyed: tensors may outlive any static object.
 struct Global {
   std::mutex mutex;
-  Heap small{kSmallUnit}, large{4096};  // apart: blocks that stay do not part what is large
+  Heap small{kSmallUnit}, large{4096};  // apart: long-lived small blocks do not fragment `large`
   ThreadCache* threads = nullptr;
-  int64_t live = 0, allocations = 0;  // apart from what the threads count
+  int64_t live = 0, allocations = 0;  // not counting what the thread caches count
   int64_t peak = 0, fail_in = -1;
   bool poison = false;
 };
@@ -59,7 +59,7 @@ int64_t total_live() {
   return total;
 }
 
-// A thread that grows within its headroom need not look at what the others hold.
+// Sets the caller's headroom, within which it need not look at the other threads' counts.
 void update_peak(ThreadCache& cache) {
   const int64_t live = total_live(), mine = live_of(cache);
   global.peak = std::max(global.peak, live);
@@ -83,7 +83,7 @@ void flush(ThreadCache& cache) {
 void detach(ThreadCache& cache) {
   const Lock lock(global.mutex);
   flush(cache);
-  std::fill(std::begin(cache.room), std::end(cache.room), 0);  // turns the inline path away
+  std::fill(std::begin(cache.room), std::end(cache.room), 0);  // forces the slow path
   ThreadCache** link = &global.threads;
   while (*link != &cache) link = &(*link)->next;
   *link = cache.next;
@@ -92,8 +92,8 @@ void detach(ThreadCache& cache) {
   cache.headroom.store(cache.high_water.load(std::memory_order_relaxed));
 }
 
-// The threads of the process that forked are not in its child, where what lies at their lists'
-// addresses may become a new thread's: what they held is still there, their lists are lost.
+// In a forked child the parent's other threads do not exist, and their caches' addresses may be
+// reused by new threads: unlinks those caches. Their live bytes still count; their lists leak.
 void forget_other_threads() {
   ThreadCache* all = std::exchange(global.threads, nullptr);
   while (ThreadCache* const cache = std::exchange(all, all ? all->next : nullptr)) {
@@ -132,10 +132,10 @@ void attach(ThreadCache& cache) {
   }
   cache.next = global.threads;
   global.threads = &cache;
-  cache.attached = true;  // also when its thread has ended
+  cache.attached = true;  // stays true after detach()
 }
 
-// The thread's lock on everything.
+// Attaches the calling thread and holds the global lock.
 struct Slow {
   ThreadCache& cache = thread_cache;
   std::unique_lock<std::mutex> lock;
@@ -147,7 +147,7 @@ struct Slow {
 
 Heap& heap_of(size_t block) { return block > kSmallLimit ? global.large : global.small; }
 
-// Of large ones granules of 4 KB, 64 KB or 2 MB: at most 12.5 % above the request.
+// Large requests are rounded up to 4 KB, 64 KB or 2 MB: at most 12.5 % above the request.
 size_t block_size(size_t bytes) {
   if (kPlainMalloc) return small_units(bytes) * kSmallUnit;
   if (bytes <= kSmallLimit) return class_bytes(small_class(small_units(bytes)));
@@ -173,7 +173,7 @@ void trim_locked(ThreadCache& cache) {
   global.large.trim();
 }
 
-// Memory for n tensors in a row.
+// One piece of memory for n tensors, one behind the other.
 void* obtain(const size_t* each, size_t n) {
   size_t bytes = 0, size = 0;
   for (size_t k = 0; k < n; ++k) {
@@ -186,7 +186,7 @@ void* obtain(const size_t* each, size_t n) {
     Slow slow;
     if (global.fail_in >= 0 && global.fail_in-- == 0) return update_fast_path(), nullptr;
     p = take(size);
-    if (!p) {  // unused memory of other sizes may be what the system lacks
+    if (!p) {  // retry after returning unused blocks of other sizes to the system
       trim_locked(slow.cache);
       p = take(size);
     }
@@ -196,7 +196,7 @@ void* obtain(const size_t* each, size_t n) {
     ++global.allocations;
     update_peak(slow.cache);
   }
-  // Outside the lock. All bits set is a NaN in every float type and -1 in every integer type.
+  // Without the lock. All bits set is NaN in every float type and -1 in every signed integer type.
   if (global.poison) std::memset(p, 0xFF, size);
   return p;
 }
@@ -217,7 +217,7 @@ void deallocate_slow(void* p, size_t bytes) noexcept {
   if (bytes == 0 || !p) return;
   if (global.poison && !kPlainMalloc) std::memset(p, 0xFF, bytes);
   Slow slow;
-  if (bytes <= kSmallLimit) {  // the inline path went one below
+  if (bytes <= kSmallLimit) {  // the inline path decremented it below zero
     int32_t& room = slow.cache.room[class_for(bytes)];
     room = std::max(room, 0);
   }

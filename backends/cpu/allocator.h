@@ -13,18 +13,18 @@
 
 namespace brrr::cpu {
 
-/// `live` and `peak` count the bytes asked for. `peak` is exact while one thread allocates; with
-/// several, what one grows up to its own earlier peak goes unnoticed.
+/// `live` and `peak` count requested bytes. `peak` is exact while one thread allocates; with
+/// several, growth of a thread below its own earlier high-water mark is not seen.
 MemoryStats memory_stats() noexcept;
-/// "512 bytes held by tensors, ... free; the largest: 1 x 131072 of matmul", for messages; names
-/// those of more than 64 KB.
+/// For messages: "512 bytes held by tensors, ... free; the largest: 1 x 131072 of matmul". Only
+/// blocks of more than 64 KB are named.
 std::string describe_memory();
-/// Starts a new peak at the present live bytes.
+/// Resets the peak to the current live bytes.
 void reset_peak() noexcept;
-/// Gives unused memory back to the system: free segments, the caller's own free lists.
+/// Returns unused memory to the system: free segments, and the calling thread's free lists.
 void trim() noexcept;
-/// For tests of error paths: the n-th following allocation (0: the next) returns nullptr, once.
-/// -1 switches it off.
+/// For tests of error paths: the n-th allocation from now (0: the next) returns nullptr, once.
+/// -1 turns it off.
 void fail_after(int64_t n) noexcept;
 
 namespace detail {
@@ -32,9 +32,9 @@ namespace detail {
 constexpr size_t kSmallUnit = 64;  // alignment and smallest block
 constexpr size_t kSmallLimit = size_t{1} << 16;
 constexpr size_t kSmallUnits = kSmallLimit / kSmallUnit;
-// 64 .. 65536, four sizes per doubling, and one class that has neither blocks nor room: 0 bytes
-// are in it, and every request that must be looked at (under an injected failure, poisoning,
-// AddressSanitizer, at start-up).
+// 64 .. 65536, four sizes per doubling, and class 0, which has neither blocks nor room, so that its
+// requests take the slow path: 0 bytes, and every request at start-up, under an injected failure,
+// poisoning or AddressSanitizer.
 constexpr int kSmallClasses = 37;
 
 constexpr size_t small_units(size_t bytes) { return (bytes + kSmallUnit - 1) / kSmallUnit; }
@@ -63,8 +63,8 @@ inline FreeBlock* pop(FreeBlock*& list) {
   return block;
 }
 
-// For counters that one thread writes and others read: one plain instruction, no locked one.
-// Returns whether the result is negative.
+// Subtracts from a counter that one thread writes and others read: one instruction without a lock
+// prefix. Returns whether the result is negative.
 inline bool owner_sub(std::atomic<int64_t>& counter, int64_t amount) {
 #if defined(__x86_64__)
   bool negative;
@@ -82,15 +82,15 @@ struct ThreadCache {
   int32_t room[kSmallClasses] = {};  // how many more blocks each list may hold
   std::atomic<int64_t> allocations{0};
   std::atomic<int64_t> high_water{0};  // written under the lock only
-  std::atomic<int64_t> headroom{0};    // high_water - live; below zero: a peak to look at
+  std::atomic<int64_t> headroom{0};    // high_water - live; below zero: update the peak
   ThreadCache* next = nullptr;
   bool attached = false;
 };
 
-// Initial-exec: one load instead of a call to find it, also inside a shared object.
+// Initial-exec: its address is one load instead of a call, also inside a shared object.
 extern constinit thread_local ThreadCache thread_cache __attribute__((tls_model("initial-exec")));
 
-using ClassTable = std::array<uint8_t, kSmallUnits + 1>;  // the class by units
+using ClassTable = std::array<uint8_t, kSmallUnits + 1>;  // units to class
 extern constinit std::atomic<const ClassTable*> class_table;
 
 inline size_t class_for(size_t bytes) {
@@ -103,8 +103,8 @@ void* note_peak(void* block) noexcept;  // returns block
 
 }  // namespace detail
 
-/// `bytes` of uninitialised memory, 64-byte aligned; nullptr when the system has no more or a
-/// failure is injected. 0 bytes give a shared non-null address.
+/// `bytes` of uninitialised memory, 64-byte aligned; nullptr when out of memory or a failure is
+/// injected. 0 bytes give a shared non-null address.
 inline void* allocate(size_t bytes) noexcept {
   using namespace detail;
   if (bytes > kSmallLimit) [[unlikely]]
@@ -121,7 +121,7 @@ inline void* allocate(size_t bytes) noexcept {
   return block;
 }
 
-/// Takes back what allocate(bytes) returned (not nullptr), from any thread.
+/// Frees what allocate(bytes) returned (not nullptr). Any thread may call it.
 inline void deallocate(void* p, size_t bytes) noexcept {
   using namespace detail;
   if (bytes > kSmallLimit) [[unlikely]]

@@ -1,4 +1,4 @@
-// The CPU behind core's Backend interface.
+// The CPU implementation of core's Backend.
 #include "core/backend.h"
 
 #include <cblas.h>
@@ -33,7 +33,7 @@ static DeviceProperties machine() {
   p.versions = fmt::format("compiler {}, OpenBLAS core {}", __VERSION__, openblas_get_corename());
   return p;
 }
-// Every plan asks. The machine stays what it is; to read its name is 30 us.
+// Cached, except the thread count: every plan calls this, and reading the name takes 30 us.
 static DeviceProperties properties() {
   static const DeviceProperties& all = *new DeviceProperties(machine());
   DeviceProperties p = all;
@@ -41,7 +41,7 @@ static DeviceProperties properties() {
   return p;
 }
 static void copy_bytes(void* dst, const void* src, size_t bytes) {
-  if (bytes) std::memcpy(dst, src, bytes);  // Nothing may lie at null.
+  if (bytes) std::memcpy(dst, src, bytes);  // Pointers may be null where bytes is 0.
 }
 static void launch(OpCall& call) {
   if (call.op->check_values) call.op->check_values(call);

@@ -1,5 +1,5 @@
-// Products of a few rows with a matrix that is read along its terms, such as a token's state and a
-// weight [outputs, inputs]: all the time goes into reading the matrix once.
+// Products of a few rows with a matrix that is contiguous along k, such as one token's state and a
+// weight [outputs, inputs]: bound by reading the matrix once.
 #include "backends/cpu/gemm.h"
 
 #include <algorithm>
@@ -14,11 +14,11 @@ using namespace tile;  // NOLINT: load, store and transposition
 namespace {
 
 constexpr int64_t kFewestTerms = 32;
-constexpr int64_t kFar = 1 << 19;  // Elements of a matrix that no near cache holds.
-constexpr int64_t kTurning = 4;    // Rows whose multiplications take as long as turning a square.
+constexpr int64_t kFar = 1 << 19;      // Elements of a matrix that exceeds L2.
+constexpr int64_t kTransposeCost = 4;  // Transposing a square costs like multiplying 4 rows by it.
 
-// C = A op(B) or, where A is the large one, C^T = op(B)^T A^T: `rows` rows of the small operand
-// beside `n` of the large one, whose terms are contiguous.
+// C = A op(B) or, where A is the large operand, C^T = op(B)^T A^T: `rows` rows of the small operand
+// times `n` rows of the large one, which is contiguous along k.
 struct Few {
   int64_t rows, n, k;
   const float* a;
@@ -26,7 +26,7 @@ struct Few {
   const float* b;
   int64_t b_row;
   float* c;
-  int64_t c_row, c_col;  // From row to row of the small operand, and of the large one.
+  int64_t c_row, c_col;  // Strides of C per row of the small and of the large operand.
   bool add;
 
   explicit Few(const Gemm& g) : k(g.k), c(static_cast<float*>(g.c)), add(g.add) {
@@ -41,13 +41,13 @@ struct Few {
   static bool reads_right(const Gemm& g) { return g.trans_b && g.m <= kFewRows; }
 };
 
-// What is asked for while the terms from `from` on are added: the next columns' rows, in the order
-// in which they lie. Their places under these would often be 4 KB apart, and share the sets of a
-// cache.
+// Prefetches the rows of the next kWidth columns while the terms from `from` on are added, in
+// memory order: prefetching the same terms of each row would often step by multiples of 4 KB, which
+// map to the same cache sets.
 struct NextColumns {
   const float* at;
-  const float* end;  // Of its row.
-  int64_t row, gap;  // To the next row, from its start and its end.
+  const float* end;  // Of the row that `at` is in.
+  int64_t row, gap;  // Distance to the next row from the start and from the end of this one.
 
   NextColumns(const Few& f, int64_t col, int64_t from)
       : end(f.b + (col + kWidth + from * kWidth / f.k) * f.b_row + f.k),
@@ -56,15 +56,15 @@ struct NextColumns {
     at = end - f.k + from * kWidth % f.k;
   }
   // Line i of kWidth.
-  __attribute__((always_inline)) void ask(int i) const { vx::prefetch<2>(at + i * kWidth); }
-  __attribute__((always_inline)) void go_on() {
+  __attribute__((always_inline)) void prefetch(int i) const { vx::prefetch<2>(at + i * kWidth); }
+  __attribute__((always_inline)) void advance() {
     at += kWidth * kWidth;
     for (; at >= end; end += row) at += gap;
   }
 };
 
-// The terms [from, to) of `cols` columns, in sum[0..rows): a square of the matrix at a time is
-// turned in registers, so that its rows are lanes. Beyond the last column it is met again.
+// Adds the terms [from, to) of `cols` columns to sum[0..rows). One square of the matrix at a time
+// is transposed in registers, so that its rows become lanes; lanes beyond `cols` repeat the last.
 template <int rows, bool all_columns, bool far>
 BRRR_VX void add_terms(const Few& f, int64_t col, int64_t cols, int64_t from, int64_t to,
                        Reg* sum) {
@@ -80,13 +80,13 @@ BRRR_VX void add_terms(const Few& f, int64_t col, int64_t cols, int64_t from, in
     load_transposed(row, square);
 #pragma GCC unroll 16
     for (int t = 0; t < kWidth; ++t) {
-      if (far) next.ask(t);  // From a near cache it comes in time without.
+      if (far) next.prefetch(t);  // Not needed for a matrix in L2.
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
         sum[r] = fma(splat(a[r * f.a_row + t * f.a_k]), square[t], sum[r]);
       }
     }
-    if (far) next.go_on();
+    if (far) next.advance();
   }
   if (k == to) return;
   const auto terms = static_cast<int>(to - k);
@@ -101,8 +101,8 @@ BRRR_VX void add_terms(const Few& f, int64_t col, int64_t cols, int64_t from, in
   }
 }
 
-// Of one long sum the chains are lanes, kWidth of them at a time. Returns how many terms `total`
-// has.
+// One long dot product, kWidth of its chains at a time, one per lane. Returns how many terms were
+// added to `total`.
 int64_t add_chains(const Few& f, float& total) {
   int64_t from = 0;
   for (; from + kWidth * kChain <= f.k; from += kWidth * kChain) {
@@ -158,14 +158,14 @@ template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
 
 }  // namespace
 
-// Fitted to measurements on Zen 4. A right operand would have to be copied; the left one would not,
-// and lanes without a row of it, or terms beyond the last, then take longer than its tiles do.
+// Fitted to measurements on Zen 4. The alternative, small_gemm's tiles, must pack a right operand
+// but not a left one, so for a left one few lanes and terms of the squares may go unused.
 bool has_few_rows(const Gemm& g) {
   if (g.m == 1 && g.n == 1) return g.k > kLongestChain && (g.trans_b || !g.trans_a);
   if (Few::reads_right(g)) return g.k >= kWidth * std::max<int64_t>(g.m, 3);
   if (g.trans_a || g.n > kFewRows || g.k < kFewestTerms) return false;
   const auto squares = [](int64_t size) { return (size + kWidth - 1) / kWidth; };
-  return squares(g.m) * (squares(g.k) + 1) * kWidth * (kTurning + g.n) <=
+  return squares(g.m) * (squares(g.k) + 1) * kWidth * (kTransposeCost + g.n) <=
          std::max<int64_t>(g.m, 4) * g.k;
 }
 
@@ -175,7 +175,7 @@ void few_gemm(const Gemm& g) {
     return std::array{run<r + 1>...};
   }
   (std::make_index_sequence<kFewRows>{});
-  // A thread starts for what takes some four microseconds.
+  // A thread gets at least some 4 us of work.
   const int64_t grain = std::max<int64_t>(1, (1 << 17) / (kWidth * f.k));
   parallel_for((f.n + kWidth - 1) / kWidth, grain, [&](int64_t begin, int64_t end) {
     runs[static_cast<size_t>(f.rows - 1)](f, begin * kWidth, std::min(end * kWidth, f.n));

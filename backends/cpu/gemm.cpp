@@ -15,10 +15,10 @@ namespace brrr::cpu {
 
 namespace {
 
-// --- one thread a call ---------------------------------------------------------------------------
+// --- one OpenBLAS thread per call ----------------------------------------------------------------
 
-// OpenBLAS built with OpenMP asks the calling thread's OpenMP setting on every call, so each
-// thread's is 1 for the time of a call and then again what the program had set. Other builds obey
+// OpenBLAS built with OpenMP reads the calling thread's OpenMP thread count on every call, so that
+// count is set to 1 during a call and restored afterwards. Other builds obey
 // openblas_set_num_threads.
 struct OpenMP {
   int (*get)() = [] { return 1; };
@@ -53,16 +53,16 @@ struct OneThread : NotCopied {
 
 // --- the decomposition ---------------------------------------------------------------------------
 
-// A product is cut into blocks of C: a function of shape, transposes and dtype alone.
+// The blocks of C that a product is cut into: a function of shape, transposes and dtype alone.
 struct Block {
   int64_t rows, cols;
 };
 
-// float32 on AVX-512: OpenBLAS has kernels that pack nothing, used only for M * N * K <= 10^6. At
+// float32 on AVX-512: OpenBLAS has kernels without packing, used only for M * N * K <= 10^6. At
 // small batches packing costs more than it saves, so a product cut into blocks of that size beats
 // one call (1.2 to 1.6 times at batch 32, 784 to 256). With B transposed those kernels are slow for
-// wide blocks. Elsewhere and at large sizes panels of rows pay 3 to 10 % for packing B anew, which
-// threads more than return.
+// wide blocks. Otherwise row panels are used: each packs B again, which costs 3 to 10 %, less than
+// running the panels in parallel gains.
 Block block_of(const Gemm& g) {
   const Block whole{g.m, g.n};
   if (!(g.trans_b && g.m >= 256) && g.dtype == kFloat32) {
@@ -94,7 +94,7 @@ void run_block(const Gemm& g, int64_t row, int64_t col, int64_t rows, int64_t co
   }
 }
 
-// Blocks [begin, end) in row-major order; the last of a row or column is as short as it must be.
+// Blocks [begin, end) in row-major order; the last block of a row or column may be smaller.
 void run_blocks(const Gemm& g, const Block& block, int64_t begin, int64_t end) {
   const int64_t across = (g.n + block.cols - 1) / block.cols;
   for (int64_t i = begin; i < end; ++i) {
@@ -131,12 +131,12 @@ void gemm(const Gemm& g) {
   if (g.k == 0) return fill_zero(g);
   BRRR_CHECK(g.dtype == kFloat32 || g.dtype == kFloat64,
              "gemm: takes float32 and float64, got {}; convert first", name(g.dtype));
-  if (g.chain || small_gemm_wins(g)) return small_gemm(g);
+  if (g.chain || use_small_gemm(g)) return small_gemm(g);
   const Block block = block_of(g);
   check_limits(g);
   const int64_t blocks =
       (g.m + block.rows - 1) / block.rows * ((g.n + block.cols - 1) / block.cols);
-  // Small blocks are dealt in runs that are worth a thread.
+  // A thread gets at least 10^6 multiplications' worth of blocks.
   const int64_t grain = std::max<int64_t>(1, 1'000'000 / (block.rows * block.cols * g.k + 1));
   parallel_for(blocks, grain, [&](int64_t begin, int64_t end) {
     const OneThread one;
@@ -146,7 +146,7 @@ void gemm(const Gemm& g) {
 
 void gemm_batch(const Gemm& g, int64_t n, const int64_t* at) {
   const bool floats = g.dtype == kFloat32 && g.m > 0 && g.n > 0 && g.k > 0;
-  if (floats && n > 1 && small_gemm_wins(g) && !has_few_rows(g)) return small_gemm(g, n, at);
+  if (floats && n > 1 && use_small_gemm(g) && !has_few_rows(g)) return small_gemm(g, n, at);
   const auto size = static_cast<int64_t>(itemsize(g.dtype));
   for (int64_t i = 0; i < n; ++i, at += 3) {
     Gemm one = g;

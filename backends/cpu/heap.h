@@ -1,5 +1,5 @@
 #pragma once
-// What the lists of the threads are filled from, and large blocks. Only the allocator includes it.
+// The shared heap behind the threads' free lists, and for large blocks. Internal to the allocator.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -10,19 +10,19 @@
 
 namespace brrr::cpu::detail {
 
-/// Blocks of whole units, a power of two of at least 64 bytes: runs of them inside segments of huge
-/// pages, best fit, split and merged. All bookkeeping lies in mapped memory, so that no call needs
-/// malloc. Not thread-safe: the allocator's lock guards it.
+/// Allocates whole units (a power of two, at least 64 bytes): best-fit runs of units within
+/// segments of huge pages, split and coalesced. All bookkeeping is in mapped memory, so no call
+/// needs malloc. Not thread-safe: the allocator's lock guards it.
 class Heap {
  public:
   static constexpr size_t kHugePage = size_t{1} << 21;
   constexpr explicit Heap(size_t unit) : unit_(unit) {}
 
-  /// `bytes`, whole units, or nullptr when the system refuses them.
+  /// `bytes`, a multiple of the unit; nullptr when the system has no more.
   void* allocate(size_t bytes) noexcept {
     Run* run = best_fit(bytes);
     if (!run) {
-      trim();  // What lies free is of no use here: the system gets it back before it gives more.
+      trim();  // No free run is large enough: return free memory before asking for more.
       run = add_segment(bytes);
     }
     if (!run) return nullptr;
@@ -32,7 +32,7 @@ class Heap {
     return run;
   }
 
-  /// Takes back whole units: all that one call gave, or a part of them.
+  /// Frees whole units: all that one allocate() returned, or a part of them.
   void deallocate(void* p, size_t bytes) noexcept {
     auto* begin = static_cast<std::byte*>(p);
     const uint32_t* tags = tag(p);
@@ -42,7 +42,7 @@ class Heap {
     insert(begin - before, before + bytes + after, false);
   }
 
-  /// Unmaps segments that are free as a whole and empties the huge pages inside other free runs.
+  /// Unmaps segments that are entirely free; discards whole huge pages inside other free runs.
   void trim() noexcept {
     for (Run* head : heads_) {
       for (Run *run = head, *next; run; run = next) {
@@ -61,8 +61,8 @@ class Heap {
     }
   }
 
-  /// Who holds a block, and how much of it was asked for, for messages: until it is given back.
-  /// Only for units of 4096 bytes and more.
+  /// A block's owner and requested bytes, for messages; cleared by the caller when it is freed.
+  /// Only for units of at least 4096 bytes.
   struct Note {
     const char* owner;
     size_t bytes;
@@ -81,26 +81,26 @@ class Heap {
   size_t reserved = 0;
 
  private:
-  // A free run; the node lies in its first bytes.
+  // A free run; the node is stored in its first bytes.
   struct Run {
     Run *next, **link;
     size_t bytes;
-    bool fresh;  // It has not been touched: memory that has been costs no more of it.
+    bool fresh;  // Never touched. Touched runs are preferred: they take no new physical memory.
   };
-  // Stands behind its memory, so that this begins with a huge page.
+  // The header follows the segment's memory, so that the memory starts on a huge page.
   struct Segment {
     std::byte* begin;
     size_t bytes, mapped;
-    // One for each unit and one on either side. 0, or for the first and the last unit of a free run
-    // its length: neighbours merge without a search.
+    // Boundary tags, one per unit and one on either side: the length of a free run at its first and
+    // last unit, else 0, so that neighbours coalesce without a search.
     uint32_t* tags() { return reinterpret_cast<uint32_t*>(this + 1) + 1; }
   };
   static constexpr int kBuckets = 64;
-  // Segments begin at multiples of 32 MB and are found by slots of that size, up to 8 TB apart:
-  // what would lie further away is refused.
+  // Segments start at multiples of 32 MB and are found by a table with one slot per 32 MB, modulo
+  // 8 TB: a segment whose slot is taken is refused.
   static constexpr size_t kSlot = size_t{32} << 20, kSlots = size_t{1} << 18;
 
-  // Behind a segment's tags, one for each unit.
+  // The notes, one per unit, follow the segment's tags.
   size_t tag_bytes(size_t bytes) const { return round_up((bytes / unit_ + 2) * 4, sizeof(Note)); }
   Note* notes(Segment* s) {
     return reinterpret_cast<Note*>(reinterpret_cast<std::byte*>(s + 1) + tag_bytes(s->bytes));
@@ -147,7 +147,7 @@ class Heap {
   }
 
   Run* add_segment(size_t bytes) {
-    bytes = round_up(std::max(bytes, unit_ << 13), kHugePage);  // only touched pages cost memory
+    bytes = round_up(std::max(bytes, unit_ << 13), kHugePage);  // untouched pages are not resident
     const size_t notes = unit_ < 4096 ? 0 : bytes / unit_ * sizeof(Note);
     const size_t mapped = bytes + round_up(sizeof(Segment) + tag_bytes(bytes) + notes, 4096);
     std::byte* begin = map(mapped);
@@ -155,7 +155,7 @@ class Heap {
     for (size_t at = 0; at < bytes; at += kSlot) {
       if (slot(begin + at)) return unmap(begin, mapped), nullptr;
     }
-    madvise(begin, bytes, MADV_HUGEPAGE);  // a kernel without them works too, only slower
+    madvise(begin, bytes, MADV_HUGEPAGE);  // may fail: without huge pages it is only slower
     auto* segment = new (begin + bytes) Segment{begin, bytes, mapped};
     for (size_t at = 0; at < bytes; at += kSlot) slot(begin + at) = segment;
     insert(begin, bytes, true);
@@ -163,7 +163,7 @@ class Heap {
   }
 
   std::byte* map(size_t bytes) {
-    // Reserved, not MAP_NORESERVE: what cannot be had must fail here, not kill the process later.
+    // No MAP_NORESERVE: running out of memory must fail here, not kill the process later.
     void* raw =
         mmap(nullptr, bytes + kSlot, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return nullptr;

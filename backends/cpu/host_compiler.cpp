@@ -37,8 +37,8 @@ static bool is_program(const std::string& path) {
   return std::filesystem::is_regular_file(path, none) && access(path.c_str(), X_OK) == 0;
 }
 
-// A nameless file for the output. Above the standard descriptors even if those are closed, so that
-// setting these up in the child cannot overwrite it.
+// An anonymous file for the output, at a descriptor of at least 3 even if the standard ones are
+// closed, so that setting those up in the child cannot overwrite it.
 static int open_output() {
   const int fd = memfd_create("brrr-output", MFD_CLOEXEC);
   const int high = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -64,7 +64,7 @@ static int spawn(const std::vector<std::string>& command, const std::string& tem
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&files, output, 1);
   posix_spawn_file_actions_adddup2(&files, output, 2);
-  // The caller may block or ignore signals; the compiler waits for children of its own.
+  // Reset signals that the caller may block or ignore: the compiler waits for children of its own.
   sigset_t none, defaults;
   sigemptyset(&none);
   sigemptyset(&defaults);
@@ -81,7 +81,7 @@ static int spawn(const std::vector<std::string>& command, const std::string& tem
   return error;
 }
 
-// Polls, because a signal handler or thread of the user's may own SIGCHLD.
+// Polls, because a signal handler or a thread of the user may handle SIGCHLD.
 static void wait_for(pid_t child, double limit_s, ProcessResult& result) {
   using clock = std::chrono::steady_clock;
   const auto end = clock::now() + std::chrono::duration<double>(limit_s);
@@ -92,7 +92,7 @@ static void wait_for(pid_t child, double limit_s, ProcessResult& result) {
       result.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       return;
     }
-    // Somebody else has collected it: what it left behind then tells how it went.
+    // Other code has reaped the child: the caller judges by the files it left.
     if (done < 0 && errno != EINTR) return;
     if (clock::now() >= end) {
       result.end = ProcessResult::timed_out;
@@ -105,7 +105,7 @@ static void wait_for(pid_t child, double limit_s, ProcessResult& result) {
   }
 }
 
-// The version of a command that works; empty, with the reason added to `tried`, otherwise.
+// Runs the command with --version. If that fails, `version` is empty and `tried` gets the reason.
 static HostCompiler try_compiler(const std::string& label, const std::string& text,
                                  std::string& tried) {
   HostCompiler found;
@@ -114,11 +114,11 @@ static HostCompiler try_compiler(const std::string& label, const std::string& te
     return HostCompiler{};
   };
   found.command = split_words(text);
-  if (is_program(text)) found.command = {text};  // a path that contains blanks
+  if (is_program(text)) found.command = {text};  // a path may contain spaces
   if (found.command.empty()) return text.empty() ? HostCompiler{} : reject("names no program");
-  std::vector<std::string> ask = found.command;
-  ask.push_back("--version");
-  const ProcessResult answer = run_process(ask, version_limit_s);
+  std::vector<std::string> query = found.command;
+  query.push_back("--version");
+  const ProcessResult answer = run_process(query, version_limit_s);
   if (answer.end == ProcessResult::not_started) {
     return reject(answer.error == ENOENT ? "not found" : std::strerror(answer.error));
   }
@@ -163,7 +163,7 @@ ProcessResult run_process(const std::vector<std::string>& command, double limit_
 }
 
 HostCompiler find_host_compiler() {
-  // Never destroyed: a thread may build while the process ends.
+  // Never destroyed: a thread may build during process exit.
   static std::mutex mutex;
   static std::string& known_for = *new std::string;
   static HostCompiler& known = *new HostCompiler;
@@ -179,15 +179,15 @@ HostCompiler find_host_compiler() {
   return known;
 }
 
-// BRRR_JIT_FLAGS comes from CMakeLists.txt, from the same list that compiled this file.
+// BRRR_JIT_FLAGS: set in CMakeLists.txt, from the same list that this file is compiled with.
 std::vector<std::string> host_compiler_flags(const HostCompiler& compiler) {
-  // No start files and no C++ library: a quarter of the time to build a small kernel, and nothing
-  // of -ffast-math's that would change the floating-point mode of the process.
-  // Kernels load what they need once: looking for a second load behind every store took g++ half of
-  // its time. What else -O2 does to find values again, and jumps that can be spared, finds nothing
-  // in straight lines of vectors and took a fifth. Not so -fgcse and -fivopts: without the first
-  // exponentials take 3 to 4 % longer, without the second 2 to 3 %; and without
-  // -ftree-slp-vectorize vectors of two registers go through memory.
+  // -nostdlib: linking no start files and no C++ library saves a quarter of a small kernel's build
+  // time, and -ffast-math's crtfastmath.o cannot change the floating-point mode of the process.
+  // g++ spent half of its time looking for redundant loads behind stores (max-alias-queries), which
+  // kernels do not have, and a fifth in the other redundancy and jump passes of -O2 listed here,
+  // which find nothing in straight-line vector code. -fgcse and -fivopts stay: without the first
+  // exponentials take 3 to 4 % longer, without the second 2 to 3 %; -ftree-slp-vectorize stays:
+  // without it vectors of two registers go through memory.
   const char* const spared =
       "--param=sccvn-max-alias-queries-per-access=10 -fno-tree-pre -fno-code-hoisting "
       "-fno-tree-vrp -fno-tree-bit-ccp -fno-tree-dominator-opts -fno-thread-jumps "

@@ -25,10 +25,10 @@ namespace brrr::cpu {
 
 using namespace jit;
 
-// To be raised when generated code starts to assume something new of the library.
+// Change it when the interface between generated code and the library changes.
 constexpr const char* kernel_abi = "brrr-cpu-1";
 
-// What -march=native depends on. The cache may be in a home directory that many machines share.
+// What -march=native depends on: several machines may share the cache in one home directory.
 static std::string cpu_identity() {
   constexpr const char* fields[] = {
       "vendor_id",       "cpu family", "model",       "stepping", "flags",
@@ -42,15 +42,15 @@ static std::string cpu_identity() {
   utsname machine;
   if (uname(&machine) == 0) {
     text += machine.machine;
-    if (text.find('\n') == std::string::npos) text += machine.nodename;  // told nothing: this one
+    if (text.find('\n') == std::string::npos) text += machine.nodename;  // no CPU fields found
   }
   return text;
 }
 
-// ops/vocabulary/vec.h to vec_draw.h without their #include lines. Embedded at build time, so that
-// eager and generated code share one definition of each function and an installed library needs no
-// header at run time. Adjacent raw string literals: the build splits the text, since long literals
-// are not portable.
+// The headers of cpu_prelude (CMakeLists.txt) without their #include lines, embedded at build time:
+// eager and generated code share one definition of each function, and an installed library needs
+// no headers at run time. The build splits the text into adjacent raw string literals, since long
+// literals are not portable.
 static constexpr char prelude[] =
 #include "cpu_prelude.inc"
     ;
@@ -58,7 +58,7 @@ static constexpr char prelude[] =
 static std::string make_key(const std::string& source, const HostCompiler& compiler) {
   const std::vector<std::string> flags = host_compiler_flags(compiler);
   const bool native = std::ranges::count(flags, "-march=native");
-  // Never destroyed: a thread may build while the process ends.
+  // Never destroyed: a thread may build during process exit.
   static const std::string& machine = *new std::string(native ? cpu_identity() : "");
   std::vector<std::string_view> fields{kernel_abi, prelude, machine, compiler.version, source};
   fields.insert(fields.end(), flags.begin(), flags.end());
@@ -69,9 +69,9 @@ static std::string make_key(const std::string& source, const HostCompiler& compi
 static void write_source(const std::string& dir, const std::string& path,
                          const std::string& source) {
   std::ofstream out(path, std::ios::binary);
-  // Never destroyed: a thread may build while the process ends.
+  // Never destroyed: a thread may build during process exit.
   static const Vocabulary& vocabulary = *new Vocabulary(prelude);
-  // So that the compiler's messages count from the first line of the kernels.
+  // #line, so that the compiler's messages count from the first line of the kernels.
   out << "#line 1 \"prelude\"\n"
       << vocabulary.excerpt(source) << "\n#line 1 \"kernels\"\n"
       << source << '\n';
@@ -83,7 +83,7 @@ static void write_source(const std::string& dir, const std::string& path,
 [[noreturn]] static void fail_compile(const HostCompiler& compiler, const ProcessResult& result,
                                       const std::string& kept) {
   std::string what = result.status ? fmt::format("exit status {}", result.status)
-                                   : "it wrote no whole shared object";
+                                   : "it wrote an incomplete shared object";
   if (result.end == ProcessResult::timed_out) what = "it took too long and was stopped";
   if (result.end == ProcessResult::not_started) what = std::strerror(result.error);
   fail("jit: {} ({}) did not build the generated kernels: {}\n{}{}", compiler.command[0],
@@ -91,8 +91,8 @@ static void write_source(const std::string& dir, const std::string& path,
        kept.empty() ? "BRRR_KEEP_SOURCE=1 keeps their source" : "source: " + kept);
 }
 
-// Whether all that a shared object says it has is there: the loader maps it unseen, and touching
-// what lies beyond a file's end kills the process.
+// Whether the file contains everything its ELF headers refer to: the loader maps it unchecked, and
+// touching a page beyond the end of the file kills the process (SIGBUS).
 static bool is_whole(const std::string& code) {
   Elf64_Ehdr head;
   if (code.size() < sizeof head) return false;
@@ -118,7 +118,7 @@ static void compile(const std::string& dir, const std::string& key, const std::s
   const ScratchDir scratch(dir);
   const std::string text = scratch.path() + "/kernels.cpp", object = scratch.path() + "/kernels.so";
   write_source(dir, text, source);
-  // Who was stopped once would be again: a step tries anew what has failed.
+  // Sources whose compilation timed out fail at once from then on: a step retries failed builds.
   static std::mutex mutex;
   static auto& stopped = *new std::set<std::string>;  // Keys. Never destroyed, as above.
   ProcessResult result;
@@ -146,13 +146,13 @@ static void* open_shared(const std::string& path) {
   return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 
-// May be null where there is one: another process that trims the cache could remove it between.
+// The cached shared object, or null: also if another process trims it between reading and opening.
 static void* find_cached(const std::string& dir, const std::string& key) {
   const auto code = read_kernel(dir, key);
   return code && is_whole(*code) ? open_shared(kernel_path(dir, key)) : nullptr;
 }
 
-// The shared object from the cache, or built.
+// Opens the shared object from the cache, building it if it is not there.
 static void* load(const std::string& key, const std::string& source, const HostCompiler& compiler,
                   bool& cached) {
   const std::string dir = kernel_cache_dir();
@@ -184,7 +184,7 @@ KernelModule* build(const std::string& source, bool& cached) {
 void* symbol(KernelModule* module, const char* name) {
   void* address = dlsym(module, name);
   if (address) return address;
-  // Whatever built that file, the next process is to try anew.
+  // The file is not what this source gives: remove it, so that the next process builds it again.
   struct link_map* at = nullptr;
   if (dlinfo(module, RTLD_DI_LINKMAP, &at) == 0 && at) ::unlink(at->l_name);
   fail("jit: the generated kernels have no function {}", name);

@@ -33,7 +33,7 @@ void pause() {
 #endif
 }
 
-// A number that one thread posts and one waits for: first spinning, then asleep.
+// A value that one thread posts and another waits for: first spinning, then asleep.
 class alignas(64) Signal {
  public:
   uint32_t value() const { return value_.load(std::memory_order_relaxed); }
@@ -74,10 +74,10 @@ class alignas(64) Signal {
   std::atomic<uint32_t> value_{0}, sleeper_{0};
 };
 
-// How a thread rounds, and what it does with denormals: else results would depend on which thread
-// computes what, once the caller's way is not the one that the workers began with.
+// A thread's rounding and denormal modes. Workers adopt the caller's, or results would depend on
+// which thread computes what when the caller's modes differ from those the workers started with.
 #if defined(__x86_64__)
-constexpr uint32_t kFloatFlags = 0x3f;  // What has happened, in the same register.
+constexpr uint32_t kFloatFlags = 0x3f;  // Sticky exception flags in the same register (MXCSR).
 uint32_t float_control() { return __builtin_ia32_stmxcsr() & ~kFloatFlags; }
 void set_float_control(uint32_t control) {
   if (control != float_control()) __builtin_ia32_ldmxcsr(control);
@@ -87,13 +87,13 @@ uint32_t float_control() { return 0; }
 void set_float_control(uint32_t) {}
 #endif
 
-// What a region does: each thread its chunk of [0, n).
+// The work of a region: each thread runs its chunk of [0, n).
 struct Task {
   host::RangeFn fn;
   void* ctx;
   int64_t n, chunk;
   uint32_t control = float_control();
-  // Returns what it threw, if anything.
+  // Returns the exception it threw, if any.
   std::exception_ptr run(int thread) const {
     const int64_t begin = thread * chunk;
     try {
@@ -106,14 +106,14 @@ struct Task {
 };
 
 thread_local bool in_region = false;
-std::atomic<int> wanted_threads{0};    // 0: not asked for yet
-std::atomic<bool> inline_only{false};  // in a forked child, and while the process ends
+std::atomic<int> wanted_threads{0};    // 0: not determined yet
+std::atomic<bool> inline_only{false};  // in a forked child, and during process exit
 
-// Trivially destructible: static destructors elsewhere may still ask.
+// Trivially destructible: static destructors elsewhere may still use it.
 struct Cpus {
   int ids[CPU_SETSIZE];
   int known = 0;
-  // The main thread's mask: the thread that asks first may have been pinned by its owner.
+  // The main thread's mask: the calling thread may have been pinned by its owner.
   Cpus() {
     cpu_set_t set;
     if (sched_getaffinity(getpid(), sizeof set, &set) != 0) return;
@@ -136,14 +136,14 @@ void pin(pthread_t thread, int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
-  pthread_setaffinity_np(thread, sizeof set, &set);  // unpinned is only slower
+  pthread_setaffinity_np(thread, sizeof set, &set);  // may fail: unpinned is only slower
 }
 
 struct Worker {
   Signal go, done;
-  const Task* task = nullptr;  // nullptr with a new `go`: leave
+  const Task* task = nullptr;  // nullptr with a new `go`: exit
   std::exception_ptr error;
-  std::atomic<bool> spin{true};  // the worker looks at it between regions too
+  std::atomic<bool> spin{true};  // atomic: the worker reads it between regions, too
   std::thread thread;
 
   void loop(int index) {
@@ -161,8 +161,8 @@ struct Worker {
 class Gang {
  public:
   ~Gang() {
-    if (inline_only.exchange(true)) return;  // in a forked child the threads do not exist
-    // exit() from inside a region: its threads can never be joined, so they are left alone.
+    if (inline_only.exchange(true)) return;  // a forked child has none of the threads
+    // exit() was called inside a region: its threads can never be joined.
     if (in_region) return;
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
     for (int i = 0; i < size_; ++i) {
@@ -182,16 +182,16 @@ class Gang {
   }
   void release() { busy_.store(false, std::memory_order_release); }
 
-  /// Starts what is missing for `threads` threads; returns how many there are at most. A machine
-  /// that refuses a thread gets the work done with fewer.
+  /// Starts workers until there are `threads` threads; returns how many of these exist: fewer if
+  /// the system refuses to create one.
   int grow(int threads) {
     while (size_ < threads - 1 && add_worker(threads)) {}
     return std::min(threads, size_ + 1);
   }
 
-  /// Runs the task on threads [0, threads), thread 0 being the caller. The gang is held.
+  /// Runs the task on threads [0, threads), thread 0 being the caller, which has acquired the gang.
   void run(int threads, const Task& task) {
-    const bool spin = threads <= cpus().count();  // else spinning keeps others from working
+    const bool spin = threads <= cpus().count();  // oversubscribed, spinning would delay the others
     for (int i = 0; i < threads - 1; ++i) {
       Worker& worker = *workers_[i];
       worker.task = &task;
@@ -224,7 +224,7 @@ class Gang {
     } catch (const std::system_error&) {
       return false;
     }
-    // More threads than CPUs are left to the scheduler.
+    // Workers beyond the number of CPUs are not pinned.
     if (index + 1 < cpus().known) {
       pin(worker->thread.native_handle(), cpus().ids[(first_ + 1 + index) % cpus().known]);
     }
@@ -233,7 +233,7 @@ class Gang {
     return true;
   }
 
-  // The CPU the caller runs on stays its own.
+  // Workers are pinned from the CPU after the caller's on, so that the caller keeps its own.
   void prepare() {
     const int* ids = cpus().ids;
     const int* end = ids + cpus().known;
@@ -243,12 +243,12 @@ class Gang {
   }
 
   std::atomic<bool> busy_{false};
-  int size_ = 0;  // the holder's
+  int size_ = 0;  // accessed only by the thread that has acquired the gang
   int first_ = 0;
   Worker* workers_[kMaxThreads - 1] = {};
 };
 
-// In static storage from the start: usable before main and, inline, after its destructor.
+// Constant-initialised: usable before main and, running inline, after its destructor.
 constinit Gang gang;
 
 int start_threads() {

@@ -11,50 +11,50 @@
 
 namespace brrr::cpu {
 
-using namespace tile;  // NOLINT: load, store, transpose and the tiles
+using namespace tile;  // NOLINT: load, store, transpose and tiles
 
 namespace {
 
-// --- the walk over tiles -------------------------------------------------------------------------
+// --- the loops over panels and tiles -------------------------------------------------------------
 
-constexpr int64_t kScratch = 32 * 1024;  // Floats on the stack: a panel of the right operand.
-constexpr int64_t kDepth = 256;          // Rows of a packed panel that a cache holds.
+constexpr int64_t kScratch = 32 * 1024;  // Floats on the stack for one packed panel.
+constexpr int64_t kDepth = 256;          // Rows of a packed panel, so that it stays in cache.
 static_assert(kDepth * kFlatRegs * kWidth <= kScratch);
-constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Tiles down and floats of a block of C.
+constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Block of C: most tiles down, most floats.
 constexpr int64_t kFlatTerms = 4;
-constexpr int64_t kLine = 16;             // Floats that a cache moves at once.
-constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that no near cache holds;
-constexpr int64_t kFar = 96 * 1024;  // of one and of results, which do not fit it with all else.
-// More rows than these are better read from a copy, the sooner the narrower the panel is; so are
-// rows of a matrix that the first cache does not hold: powers of two apart they share a few sets.
-// With 512 bits a tile beside a transposed left operand takes three lines of a row in 12 cycles,
-// and the second cache gives them: a copy would cost more, up to a tenth at k = 2048, until rows
-// lie whole kilobytes apart, more than two of them, and so share sets of that cache, too.
+constexpr int64_t kLine = 16;             // Floats in a cache line.
+constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that exceeds L2.
+constexpr int64_t kFar = 96 * 1024;       // The same for the right operand and C together.
+// Pack the right operand if it has more rows than kFarRows (narrower panels gain earlier) or more
+// elements than L1 holds (kFarElements): rows a power of two apart map to a few cache sets.
+// 512-bit tiles with a transposed left operand read three lines of a row in 12 cycles, which L2
+// sustains: packing costs more, up to 10 % at k = 2048, unless the row pitch is a multiple of 1 KB
+// (kSharedSets) above 2 KB (kFarApart), where rows conflict in L2 as well.
 constexpr int64_t kFarRows = kWidth == 16 ? 512 : 128;
 constexpr int64_t kFarElements = kWidth == 16 ? std::numeric_limits<int64_t>::max() : 4096;
 constexpr int64_t kFarApart = 512, kSharedSets = 256;
-// A transposed left operand's lines, one a term, share the sets of a cache in the same way, and of
-// each a tile of 256 bits takes 24 bytes: tiles of a block are copied, of which more panels than
-// these have a use.
+// A transposed left operand is read one line per term, which conflict in the same way, and a
+// 256-bit tile uses only 24 bytes of each: pack the tiles of a block (kTallCopied of them) if more
+// than kFewPanels panels reuse them.
 constexpr int64_t kFewPanels = 3, kTallCopied = 24;
 constexpr bool kCopiesLeft = kWidth == 8;
 constexpr int64_t kLeft =
     kCopiesLeft ? kTallCopied * tile_rows(kRegs) * (kDepth + kDepth / 2) + kWidth : 1;
 
-// `size` units in `count` parts, equal up to one unit.
+// Splits `size` units into the fewest parts of at most `most`; part sizes differ by at most one.
 struct Split {
   int64_t count, least, longer;
   Split(int64_t size, int64_t most)
       : count((size + most - 1) / most), least(size / count), longer(size % count) {}
   int64_t at(int64_t i) const { return i * least + std::min(i, longer); }
   int64_t widest() const { return least + (longer > 0); }
-  // How many from part i on, before `end`, are as long.
-  int64_t alike(int64_t i, int64_t end) const {
+  // How many parts in [i, end) have the length of part i.
+  int64_t equal_from(int64_t i, int64_t end) const {
     return (i < longer ? std::min(longer, end) : end) - i;
   }
 };
 
-// C or, if that is cheaper to read, its transpose: C^T = op(B)^T op(A)^T.
+// How to compute C or, where that is cheaper, its transpose: C^T = op(B)^T op(A)^T.
 struct Plan {
   int64_t n, k;
   const float* a;
@@ -62,19 +62,19 @@ struct Plan {
   const float* b;
   int64_t b_ld;
   bool b_trans;  // Element (k, j) of the right operand is b[j * b_ld + k], else b[k * b_ld + j].
-  bool pack;     // Copy a panel of the right operand so that its columns are contiguous,
-  bool pack_left = false;  // and the tiles of the left one, so that their rows are.
-  const float* packed;     // Such copies of all panels.
+  bool pack;     // Pack panels of the right operand: a term's columns become contiguous.
+  bool pack_left = false;  // Pack tiles of the left operand: a term's rows become contiguous.
+  const float* packed;     // All panels already packed, or null.
   bool c_trans;            // Element (i, j) goes to c[j * c_ld + i], else c[i * c_ld + j].
   float* c;
   int64_t c_ld;
   Split panels, tiles;  // Across, in registers; down, in rows.
   bool add;
-  bool ahead;        // Ask for operands before they are needed, for those of the next copy as well,
-  bool far = false;  // or let tiles ask.
+  bool prefetch;     // Tiles prefetch operands; run_panel prefetches C and the next panel's source.
+  bool far = false;  // Tiles prefetch operands, C and the next panel.
 
-  // Terms that are taken before the next panel: parts of about kDepth, none of them short, or, of a
-  // long sum, a chain.
+  // Terms per pass over the panels: about kDepth, in parts of nearly equal length, or, for a sum
+  // beyond kLongestChain, one chain.
   int64_t depth() const {
     if (c_trans) return k;
     if (k > kLongestChain) return kChain;
@@ -82,21 +82,21 @@ struct Plan {
     const int64_t part = (k - 1) / parts + 1;
     return part * panels.widest() * kWidth <= kScratch ? part : kDepth;
   }
-  // Where in a copy of all panels one begins, for `terms` terms of the sums.
-  int64_t place(int64_t col, int64_t from, int64_t terms) const {
+  // Offset in `packed` of the panel at column `col` for the `terms` terms that start at `from`.
+  int64_t packed_offset(int64_t col, int64_t from, int64_t terms) const {
     return from * panels.at(panels.count) * kWidth + col * terms;
   }
 };
 
-// What is asked for while a panel is at work: the rows that the next one will be copied from.
-// (Asking is inlined by force: g++ takes a call of a function that does nothing else for needless.)
-struct Ahead {
+// Prefetches, while one panel is computed, the rows that the next panel will be packed from.
+// (Forced inline: g++ deletes calls of a function that only prefetches.)
+struct PanelPrefetch {
   const float* at = nullptr;
   int64_t row = 0, rows = 0, cols = 0;
 
-  Ahead() = default;
-  // A panel's terms from `from` on.
-  Ahead(const Plan& p, int64_t panel, int64_t from) {
+  PanelPrefetch() = default;
+  // The panel's terms from `from` on.
+  PanelPrefetch(const Plan& p, int64_t panel, int64_t from) {
     const int64_t col = p.panels.at(panel) * kWidth, k = std::min(p.depth(), p.k - from);
     const int64_t width = std::min(p.panels.at(panel + 1) * kWidth, p.n) - col;
     at = p.b_trans ? p.b + col * p.b_ld + from : p.b + from * p.b_ld + col;
@@ -105,8 +105,8 @@ struct Ahead {
     cols = p.b_trans ? k : width;
   }
 
-  // Part i of n.
-  __attribute__((always_inline)) void ask(int64_t i, int64_t n) const {
+  // Issues part i of n.
+  __attribute__((always_inline)) void issue(int64_t i, int64_t n) const {
     for (int64_t r = rows * i / n; r < rows * (i + 1) / n; ++r) {
       for (int64_t c = 0; c < cols; c += kLine) vx::prefetch<2>(at + r * row + c);
       vx::prefetch<2>(at + r * row + cols - 1);
@@ -114,19 +114,19 @@ struct Ahead {
   }
 };
 
-BRRR_VX void ask_for_result(const float* c, int64_t row, int64_t rows, int64_t cols) {
+BRRR_VX void prefetch_result(const float* c, int64_t row, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < cols; j += kLine) __builtin_prefetch(c + r * row + j, 1);
   }
 }
 
-// The tiles [begin, end) of one panel for the terms [from, from + t.k) of the sums.
+// Computes the tiles [begin, end) of one panel for the terms [from, from + t.k).
 void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from, int64_t begin,
-               int64_t end, const Ahead& ahead, const float* left) {
+               int64_t end, const PanelPrefetch& ahead, const float* left) {
   alignas(64) float block[2 * kTallest][kRegs * kWidth];
   const int64_t cols = (regs - 1) * kWidth + t.last;
   const int64_t first = begin, tiles = end - begin;
-  const bool far = p.far || p.ahead, tail = t.last < kWidth && !p.pack;
+  const bool far = p.far || p.prefetch, tail = t.last < kWidth && !p.pack;
   const auto& tiles_by_rows =
       (far ? kTiles<float, true> : kTiles<float>)[tail][static_cast<size_t>(regs - 1)];
   for (int64_t i = begin; i < end;) {
@@ -134,7 +134,7 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
     int64_t next = row;
     for (; i < stop; i += t.count) {
       const int64_t top = next;
-      t.count = p.ahead || p.pack_left ? 1 : p.tiles.alike(i, stop);
+      t.count = p.prefetch || p.pack_left ? 1 : p.tiles.equal_from(i, stop);
       next = p.tiles.at(i + t.count);
       t.a = p.a + top * p.a_row + from * p.a_k;
       if (p.pack_left) {
@@ -142,10 +142,10 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
         t.a_row = 1, t.a_k = next - top;
       }
       t.c = p.c_trans ? block[top - row] : p.c + top * p.c_ld + col;
-      if (p.ahead) {
-        ahead.ask(i - first, tiles);
+      if (p.prefetch) {
+        ahead.issue(i - first, tiles);
         const int64_t rows = p.c_trans || i + 1 == end ? 0 : p.tiles.at(i + 2) - next;
-        ask_for_result(t.c + (next - top) * p.c_ld, p.c_ld, rows, cols);
+        prefetch_result(t.c + (next - top) * p.c_ld, p.c_ld, rows, cols);
       }
       tiles_by_rows[static_cast<size_t>((next - top) / t.count - 1)](t);
     }
@@ -155,9 +155,9 @@ void run_panel(const Plan& p, Tile<float> t, int64_t col, int regs, int64_t from
   }
 }
 
-// The tiles [begin, end) of a transposed left operand for k terms: a term's rows side by side, the
-// lanes behind them overwritten by the next term's. A few terms at a time, whose lines the first
-// cache holds for all tiles even if they share a set.
+// Packs the tiles [begin, end) of a transposed left operand for k terms, the rows of a term
+// contiguous; full-width stores spill over into the next term, which overwrites them. Goes a few
+// terms at a time, whose lines stay in L1 for all tiles even if they map to one set.
 void pack_left(const Plan& p, int64_t from, int64_t k, int64_t begin, int64_t end, float* to) {
   constexpr int64_t kTerms = 8;
   const int64_t first = p.tiles.at(begin);
@@ -186,7 +186,7 @@ void pack_panel(const Plan& p, int64_t col, int64_t cols, int64_t from, int64_t 
   }
 }
 
-// Panels [first, last), of each the tiles [begin, end), for all terms: the results stay in a cache.
+// Tiles [begin, end) of panels [first, last) for all terms: this block of C stays in cache.
 void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
   alignas(64) float scratch[kScratch], left[kLeft];
   const int64_t depth = p.depth();
@@ -207,13 +207,13 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
                     .results = p.far};
       if (p.far && i + 1 < last) t.next_b = p.packed ? t.k * width : p.pack ? 0 : width;
       if (p.pack) {
-        t.b = p.packed ? p.packed + p.place(col, from, t.k) : scratch;
+        t.b = p.packed ? p.packed + p.packed_offset(col, from, t.k) : scratch;
         t.b_k = width;
         if (!p.packed) pack_panel(p, col, cols, from, t.k, scratch, width);
       }
-      Ahead ahead;
-      if (p.pack && p.ahead && i + 1 < last) ahead = {p, i + 1, from};
-      if (p.pack && p.ahead && i + 1 == last && from + depth < p.k) {
+      PanelPrefetch ahead;
+      if (p.pack && p.prefetch && i + 1 < last) ahead = {p, i + 1, from};
+      if (p.pack && p.prefetch && i + 1 == last && from + depth < p.k) {
         ahead = {p, first, from + depth};
       }
       run_panel(p, t, col, static_cast<int>(width / kWidth), from, begin, end, ahead, left);
@@ -221,7 +221,7 @@ void run_block(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_
   }
 }
 
-// The same in blocks, of which the second cache holds what several panels read.
+// The same in blocks of C, sized so that L2 holds what several panels read.
 void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end) {
   const int64_t tall = p.pack_left ? kTallCopied : kTall;
   for (int64_t top = begin; top < end; top += tall) {
@@ -238,14 +238,14 @@ void run(const Plan& p, int64_t first, int64_t last, int64_t begin, int64_t end)
 
 int64_t regs_of(int64_t n) { return (n + kWidth - 1) / kWidth; }
 
-// Time relative to that of the bare multiplications, fitted to measurements on Zen 5: lanes
-// without a column, a transposing copy of the right operand for each `m` rows.
+// Estimated time relative to the multiplications alone, fitted to measurements on Zen 5: unused
+// lanes, and a transposing copy of the right operand, amortised over m rows.
 double direct_cost(const Gemm& g) {
   const double lanes = static_cast<double>(regs_of(g.n) * kWidth) / static_cast<double>(g.n);
   return lanes * (1 + (g.trans_b ? 9.0 / static_cast<double>(g.m) : 0.0));
 }
 
-// Of computing C^T, whose tiles are transposed on the way out.
+// The same for computing C^T, whose tiles are transposed before they are stored.
 double swapped_cost(const Gemm& g) {
   const int64_t regs = regs_of(g.m);
   const Split panels(regs, kRegs);
@@ -258,14 +258,14 @@ double swapped_cost(const Gemm& g) {
          (1 + (g.trans_a ? 0.0 : 9.0 / static_cast<double>(g.n)) + 12.0 / static_cast<double>(g.k));
 }
 
-// Whether rows of a right operand that is not transposed are better read from a copy.
+// Whether to pack a right operand that is not transposed.
 bool far_apart(const Gemm& g) {
   if (g.trans_a && kWidth == 16) return g.ldb > kFarApart && g.ldb % kSharedSets == 0;
   return g.k > kFarRows || g.k * g.ldb > kFarElements;
 }
 
 Plan plan_for(const Gemm& g) {
-  // What is transposed on the way out cannot go on from what is there.
+  // C^T is transposed only when it is stored, so its sums cannot start from C.
   const bool swap = !g.add && swapped_cost(g) < direct_cost(g);
   const Gemm s = swap ? swapped(g) : g;
   const bool flat = !swap && (g.m <= kFlatRows || g.k <= kFlatTerms);
@@ -286,29 +286,29 @@ Plan plan_for(const Gemm& g) {
          .panels = panels,
          .tiles{s.m, tile_rows(static_cast<int>(panels.widest()))},
          .add = g.add,
-         .ahead = !g.packed && g.n * g.k > kDistant};
+         .prefetch = !g.packed && g.n * g.k > kDistant};
   p.pack_left = kCopiesLeft && !swap && g.trans_a && panels.count > kFewPanels &&
                 g.lda >= kFarApart && g.lda % kSharedSets == 0;
-  p.far = !p.ahead && g.n * (g.k + g.m) > kFar;
+  p.far = !p.prefetch && g.n * (g.k + g.m) > kFar;
   return p;
 }
 
 }  // namespace
 
-bool small_gemm_wins(const Gemm& g) {
+bool use_small_gemm(const Gemm& g) {
 #ifdef __FMA__
   if (g.dtype != kFloat32) return false;
   if (kWidth == 16) return true;
-  // With 256 bits OpenBLAS is up to 1.25 times as fast at large sizes, ours 1.02 to 4 times at
-  // others. Blocks of ours are made for a second cache of a megabyte.
-  static const bool roomy = sysconf(_SC_LEVEL2_CACHE_SIZE) >= 1 << 20;
-  return multiplications(g) < (roomy ? 0x1p29 : 0x1p26);
+  // With 256-bit vectors OpenBLAS is up to 1.25 times as fast as ours at large sizes, ours 1.02 to
+  // 4 times as fast at others. Our blocks are sized for an L2 cache of 1 MB.
+  static const bool large_l2 = sysconf(_SC_LEVEL2_CACHE_SIZE) >= 1 << 20;
+  return multiplications(g) < (large_l2 ? 0x1p29 : 0x1p26);
 #else
-  return g.m < 0;  // Without the instruction the sums would be right and slow.
+  return g.m < 0;  // Never: without FMA instructions the sums would be correct but slow.
 #endif
 }
 
-// One column of results, side by side, of a transposed matrix is a row of results of that matrix.
+// A contiguous column C = A^T b is computed as the row C^T = b^T A.
 static bool is_row(const Gemm& g) {
   return g.n == 1 && g.ldc == 1 && g.trans_a && g.m > 1 && !g.packed;
 }
@@ -323,12 +323,12 @@ void small_gemm(const Gemm& g) {
   if (is_row(g)) return small_gemm(as_row(g));
   const Plan p = plan_for(g);
   const int64_t panels = p.panels.count, tiles = p.tiles.count;
-  // A thread starts for half a million multiplications, some four microseconds.
+  // A thread gets at least 2^19 multiplications, about 4 us.
   const double worth = 0x1p19 / multiplications(g);
   const auto grain = [&](int64_t units) {
     return std::max<int64_t>(1, static_cast<int64_t>(worth * static_cast<double>(units)));
   };
-  // Threads that share a panel pack it each for itself.
+  // Split across panels if there are enough: threads that share a panel each pack a copy of it.
   if (panels >= tiles || (p.pack && panels >= 2 * num_threads())) {
     parallel_for(panels, grain(panels),
                  [&](int64_t begin, int64_t end) { run(p, begin, end, 0, tiles); });
@@ -357,14 +357,14 @@ namespace brrr::host {
 using namespace cpu;
 
 bool is_chain(const Gemm& g) {
-  return g.m > 0 && g.n > 0 && g.k > 0 && g.k <= kLongestChain && small_gemm_wins(g);
+  return g.m > 0 && g.n > 0 && g.k > 0 && g.k <= kLongestChain && use_small_gemm(g);
 }
 
 int64_t packed_right_bytes(const Gemm& g) {
   if (!is_chain(g) || has_few_rows(g)) return 0;
   const Plan p = plan_for(g);
   if (!p.pack || p.c_trans) return 0;
-  return p.place(0, p.k, 0) * static_cast<int64_t>(sizeof(float));
+  return p.packed_offset(0, p.k, 0) * static_cast<int64_t>(sizeof(float));
 }
 
 void pack_right(const Gemm& g, void* to) {
@@ -374,9 +374,9 @@ void pack_right(const Gemm& g, void* to) {
       const int64_t k = std::min(p.depth(), p.k - from);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t col = p.panels.at(i) * kWidth, width = p.panels.at(i + 1) * kWidth - col;
-        if (i + 1 < end) Ahead(p, i + 1, from).ask(0, 1);
+        if (i + 1 < end) PanelPrefetch(p, i + 1, from).issue(0, 1);
         pack_panel(p, col, std::min(width, p.n - col), from, k,
-                   static_cast<float*>(to) + p.place(col, from, k), width);
+                   static_cast<float*>(to) + p.packed_offset(col, from, k), width);
       }
     }
   });

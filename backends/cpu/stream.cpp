@@ -21,7 +21,7 @@
 namespace brrr::cpu {
 namespace {
 
-// What a machine can do at best is the fastest, not the median.
+// The minimum, not the median: a limit is what the machine reaches at best.
 template <class F> double shortest(int rounds, const F& f) {
   double best = 1e9;
   for (int r = 0; r < rounds; ++r) {
@@ -34,9 +34,9 @@ template <class F> double shortest(int rounds, const F& f) {
 
 constexpr int max_reads = 8;
 
-// `count` arrays in one allocation on huge pages, touched beforehand: the first touch of a page
-// costs more than everything that is measured here. The arrays start at different offsets within a
-// page, because loads behind stores with the same low 12 address bits wait for them.
+// `count` arrays in one allocation on huge pages, touched beforehand: page faults cost more than
+// everything that is measured here. The arrays start at different offsets within a page, because
+// a load stalls behind a store with the same low 12 address bits (4 KB aliasing).
 struct Arrays {
   std::size_t stride;  // Floats.
   std::unique_ptr<float, void (*)(void*)> base{nullptr, std::free};
@@ -48,24 +48,24 @@ struct Arrays {
     const std::size_t size = (all + huge_page - 1) / huge_page * huge_page;
     base.reset(static_cast<float*>(std::aligned_alloc(huge_page, size)));
     if (!base) throw std::bad_alloc();
-    madvise(base.get(), size, MADV_HUGEPAGE);  // only advice: without it is slower, not wrong
+    madvise(base.get(), size, MADV_HUGEPAGE);  // may fail: without huge pages it is only slower
     std::fill_n(base.get(), size / sizeof(float), 1.0f);
   }
   float* operator[](int i) const { return base.get() + static_cast<std::size_t>(i) * stride; }
 };
 
-enum class Way { Plain, PastCaches, AskingAhead };
+enum class Way { Plain, Streaming, Prefetching };
 
-// Out of line, so that repeated passes over the same arrays cannot be merged. Where one core waits
-// for memory, asking ahead (3 KB into the second level, 512 bytes into the first) takes less of it
-// than the hardware's guesses, as does storing past the caches.
+// Out of line, so that repeated passes over the same arrays cannot be merged. Where one core is
+// bound by memory latency, software prefetching (3 KB ahead into L2, 512 bytes ahead into L1)
+// beats the hardware prefetchers, and so do non-temporal stores.
 template <int reads, Way way>
 [[gnu::noinline]] void pass(float* out, const std::array<const float*, max_reads>& in,
                             std::size_t count) {
   constexpr std::size_t unroll = 4, width = tile::kWidth;
-  const auto arrays = in;  // pointers in registers: the stores cannot change a local
+  const auto arrays = in;  // a local copy, which stores cannot alias: pointers stay in registers
   for (std::size_t i = 0; i < count; i += unroll * width) {
-    for (int k = 0; way == Way::AskingAhead && k < reads; ++k) {
+    for (int k = 0; way == Way::Prefetching && k < reads; ++k) {
       for (std::size_t line = 0; line < unroll * width; line += 16) {
         vx::prefetch<2>(arrays[k] + i + 768 + line);
         vx::prefetch<1>(arrays[k] + i + 128 + line);
@@ -76,7 +76,7 @@ template <int reads, Way way>
       const std::size_t at = i + u * width;
       tile::Reg sum = tile::load(arrays[0] + at);
       for (int k = 1; k < reads; ++k) sum += tile::load(arrays[k] + at);
-      way != Way::Plain ? vx::store_around(out + at, sum) : tile::store(out + at, sum);
+      way != Way::Plain ? vx::store_nontemporal(out + at, sum) : tile::store(out + at, sum);
     }
   }
   if constexpr (way != Way::Plain) vx::fence_nt();
@@ -92,8 +92,8 @@ template <Way way> Pass choose_pass(int reads) {
   return passes[static_cast<std::size_t>(reads - 1)];
 }
 
-// Chains of multiply-adds kept in registers: two units of latency four need at least eight; AVX-512
-// has 32 registers, the others 16.
+// Independent multiply-add chains in registers: two units of latency 4 need at least eight; AVX-512
+// has 32 registers, AVX2 16.
 constexpr int fma_chain_count = tile::kWidth == 16 ? 16 : 12;
 
 template <class T> [[gnu::noinline]] T fma_chains(std::int64_t iterations) {
@@ -106,7 +106,7 @@ template <class T> [[gnu::noinline]] T fma_chains(std::int64_t iterations) {
 #pragma GCC unroll 16
     for (int k = 0; k < chains; ++k) acc[k] = tile::fma(acc[k], scale, offset);
   }
-  asm volatile("" ::: "memory");  // a side effect, so that no call of a loop's is left out
+  asm volatile("" ::: "memory");  // a side effect, so that no repeated call is optimised away
   Lanes sum = acc[0];
   for (int k = 1; k < chains; ++k) sum += acc[k];
   T total = 0;
@@ -141,7 +141,7 @@ StreamTime time_of(Pass run, int n_reads, std::size_t bytes, bool gang,
     for (std::size_t r = 0; r < repeats; ++r) gang ? parallel_for(steps, 1, part) : part(0, steps);
     return seconds_since(start) / static_cast<double>(repeats);
   };
-  // Small arrays: many passes per sample, so that reading the clock does not count.
+  // Small arrays: many passes per sample, so that the clock's overhead is negligible.
   time(2);
   const auto repeats =
       before ? 1 : std::max<std::size_t>(1, static_cast<std::size_t>(1e-3 / time(2)));
@@ -167,23 +167,23 @@ StreamTime stream_like(int n_reads, std::size_t bytes, bool gang,
   bytes = bytes / step * step;
   const auto time = [&](Pass pass) { return time_of(pass, n_reads, bytes, gang, before); };
   const StreamTime plain = time(choose_pass<Way::Plain>(n_reads));
-  if (bytes < kNearBytes) return plain;
-  const StreamTime past = time(choose_pass<Way::PastCaches>(n_reads)),
-                   asking = time(choose_pass<Way::AskingAhead>(n_reads));
+  if (bytes < kPrivateCacheBytes) return plain;
+  const StreamTime streaming = time(choose_pass<Way::Streaming>(n_reads)),
+                   prefetching = time(choose_pass<Way::Prefetching>(n_reads));
   const auto faster = [](const StreamTime& a, const StreamTime& b) {
     return a.seconds < b.seconds;
   };
-  return std::min({plain, past, asking}, faster);
+  return std::min({plain, streaming, prefetching}, faster);
 }
 
 double fma_peak_gflops() { return fma_peak<float>(); }
 
-// The best of several hundred empty regions, a few at a time.
+// The best of 41 rounds of 200 empty regions.
 double round_trip_ns() {
   std::atomic<int> ranges{0};
   const auto region = [&](int64_t, int64_t) { ranges.fetch_add(1); };
   parallel_for(num_threads(), 1, region);
-  if (ranges < 2) return 0;  // One thread took all of it.
+  if (ranges < 2) return 0;  // It ran inline on this thread.
   constexpr int per_round = 200;
   const double best = shortest(41, [&] {
     for (int i = 0; i < per_round; ++i) parallel_for(num_threads(), 1, region);
@@ -197,21 +197,22 @@ static DeviceLimits measure(Keep& keep) {
   l.threads = num_threads();
   const int cores = std::min(l.threads, num_cpus());
   const double single = fma_peak<float>(), twice = fma_peak<double>();
-  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {  // 16 bits are computed in float32.
+  for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {  // 16-bit floats compute in float32.
     l.peaks.push_back({t, (t == kFloat64 ? twice : single) * cores, jit::product_gflops(kCPU, t)});
   }
   l.round_trip_ns = round_trip_ns();
   const bool gang = l.threads > 1;
-  // Without a round trip somebody has the gang: this is one thread's.
+  // Without a round trip another thread holds the gang: the figures are those of one thread.
   const bool whole = !gang || l.round_trip_ns > 0;
   for (size_t array = size_t{8} << 10; array <= size_t{256} << 20; array *= 4) {
     double best = stream_like(1, array, gang).gb_per_second;
-    // A small one is over before a second thread has come, and long before one that has to wait for
-    // its core has.
-    if (gang && array < kNearBytes) best = std::max(best, stream_like(1, array).gb_per_second);
+    // A small copy finishes on one thread before the gang has started, the more so where threads
+    // have to wait for a core.
+    if (gang && array < kPrivateCacheBytes)
+      best = std::max(best, stream_like(1, array).gb_per_second);
     l.copies.push_back({2.0 * static_cast<double>(array), best});
   }
-  const bool sleeps = l.threads > cores;  // While it waits for threads of its own.
+  const bool sleeps = l.threads > cores;  // This thread then waits for its own workers' cores.
   keep = !whole ? Keep::Not : sleeps || watch.had_core() ? Keep::OnDisk : Keep::InProcess;
   return l;
 }
@@ -221,7 +222,7 @@ DeviceLimits limits(bool anew) {
       fmt::format("{} threads, {} lanes, {} of {} cores, caches {}, {}", num_threads(),
                   tile::kWidth, num_cpus(), sysconf(_SC_NPROCESSORS_ONLN),
                   sysconf(_SC_LEVEL2_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE));
-  return jit::kept_limits(kCPU, build, anew, measure);
+  return jit::cached_limits(kCPU, build, anew, measure);
 }
 
 }  // namespace brrr::cpu

@@ -1,4 +1,4 @@
-// A GPU behind core's Backend interface.
+// The GPU implementation of core's Backend.
 #include "backends/cuda/backend.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ void* allocate(size_t bytes) noexcept {
   try {
     return pool().allocate(bytes, context.running ? context.running->name : nullptr);
   } catch (...) {
-    return nullptr;  // The device is gone; the caller says that there is no memory.
+    return nullptr;  // A device error; the caller reports it as out of memory.
   }
 }
 void deallocate(void* p, size_t bytes) noexcept { pool().deallocate(p, bytes); }
@@ -48,7 +48,7 @@ bool touches_lent(const OpCall& c) {
   return false;
 }
 
-// Runs a composite row as the ops it stands for, unrecorded: whoever runs it has recorded it
+// Runs a composite row as the ops it decomposes into, unrecorded: the row itself has been recorded
 // already.
 void run_decomposition(OpCall& c) {
   const PlainScope plain;
@@ -60,14 +60,14 @@ void run_decomposition(OpCall& c) {
   inner.attrs = c.attrs;
   c.op->decompose(inner, in.data());
   for (int k = 0; k < c.n_out - c.op->n_scratch; ++k) {
-    // A copy of the results, not the results: they may be views, or the inputs themselves.
+    // Copied, not taken over: the results may be views, or the inputs themselves.
     copy_now(*c.out[k].impl(), *inner.out[k].impl());
   }
 }
 
 void launch_op(OpCall& c) {
   std::unique_lock<std::recursive_mutex> lock;
-  if (touches_lent(c)) lock = std::unique_lock(lending());
+  if (touches_lent(c)) lock = std::unique_lock(lent_memory_mutex());
   const Kernel& own = c.op->on(DeviceType::CUDA);
   if (own.run && (!own.serves || own.serves(c))) return own.run(c);
   if (c.op->pointwise || c.op->reduction || c.op->row) return run_row(c);
@@ -76,12 +76,12 @@ void launch_op(OpCall& c) {
   run_decomposition(c);
 }
 
-// --- what a GPU can do, measured where it is asked for -------------------------------------------
+// --- the GPU's limits, measured on first use -----------------------------------------------------
 
 DeviceLimits measure(Keep&) {
   DeviceLimits l;
   for (DType t : {kFloat32, kFloat64, kBFloat16, kFloat16}) {
-    const Held products(context.tf32, 0);  // Whatever they may round to otherwise.
+    const Held products(context.tf32, 0);  // Without TF32, whatever the user has set.
     const double rate = jit::product_gflops(kCUDA, t);
     l.peaks.push_back({t, rate, rate});
   }
@@ -102,9 +102,9 @@ DeviceLimits measure(Keep&) {
 
 }  // namespace
 
-// --- marks ---------------------------------------------------------------------------------------
+// --- marks: timing events of a profile -----------------------------------------------------------
 
-using Timers = Spares<Event>;  // Kept for the next profile.
+using Timers = ObjectCache<Event>;  // Reused by the next profile.
 
 static Event* event_of(device_queue::Mark* m) { return reinterpret_cast<Event*>(m); }
 
@@ -130,7 +130,7 @@ void device_queue::drop(Mark* mark) noexcept {
 }
 
 const Backend& cuda_backend() {
-  device();  // Throws what is missing.
+  device();  // Throws if there is no module, driver or GPU.
   static const Backend b{
       .allocate = allocate,
       .deallocate = deallocate,
@@ -139,7 +139,7 @@ const Backend& cuda_backend() {
       .reset_peak = [] { pool().reset_peak(); },
       .empty_cache = [] { pool().trim(); },
       .properties = properties,
-      .limits = [](bool anew) { return jit::kept_limits(kCUDA, "", anew, measure); },
+      .limits = [](bool anew) { return jit::cached_limits(kCUDA, "", anew, measure); },
       .copy_from_host = cuda::to_device,
       .copy_to_host = cuda::to_host,
       .copy = [](void* to, const void* from,

@@ -47,14 +47,14 @@ void set_space(Call& c, const IntList& sizes) {
 }
 std::span<Window> windows_of(Call& c) { return {c.windows, static_cast<size_t>(c.n_windows)}; }
 
-// Bit k: operand k is not given.
+// Bit k is set if optional operand k was not passed.
 uint64_t absent(const Call& call) {
   uint64_t bits = 0;
   for (int k = 0; k < call.n_in; ++k) bits |= uint64_t{call.in[k] == Step::kAbsent} << k;
   return bits;
 }
 
-// The same for all calls of a row op with such operands and as many results.
+// Cached: the traits depend on the op, the compute type, absent operands and the result count only.
 RowTraits traits_of(const RowsCall& call) {
   static std::mutex mutex;
   static auto& all = *new std::map<std::tuple<const OpDef*, DType, uint64_t, int>, RowTraits>;
@@ -68,8 +68,8 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
   const RowShape s(c);
   RowsCall call(*c.op, compute_type(s.x->dtype));
   set_space(call, {s.rows, s.n});
-  // Of what each element has, each row, or each column; else there is one for all. (Of empty rows,
-  // too: traits are those of the first call.)
+  // Strides over (row, element) of an operand with one value per element, row or column, or one for
+  // all. Not 0 for empty rows: the traits of the first call are those of all.
   const auto strides = [&](Operand kind) -> IntList {
     const bool each = kind == Operand::Each;
     const bool per_row = kind == Operand::PerRow || kind == Operand::Id;
@@ -98,7 +98,7 @@ void row_op(OpCall& c, const std::function<void(const RowsCall&)>& use) {
   use(call);
 }
 
-// One pass, or for long rows several: what one leaves the next one reads.
+// A reduction as one pass or, for long rows, two: the second reduces the first one's results.
 class Reduction {
  public:
   Reduction(OpCall& c, const std::function<void(const RowsCall&)>& use)
@@ -106,7 +106,7 @@ class Reduction {
 
   void run() {
     if (l_.cols > 0) return columns();
-    if (l_.count == 0) return rows(l_.compute, nullptr, y_.numel, 0, 0, y_);  // Of nothing.
+    if (l_.count == 0) return rows(l_.compute, nullptr, y_.numel, 0, 0, y_);  // Empty rows.
     if (l_.outer == 1) return whole();
     const int64_t outer = l_.outer, pieces = (l_.rows + kLongestPiece - 1) / kLongestPiece;
     if (pieces == 1) return rows(l_.dtype, l_.base, outer, l_.rows, l_.outer_stride, y_);
@@ -119,7 +119,7 @@ class Reduction {
   }
 
  private:
-  // A pass over the elements of dtype t at `from`, which lie so in the space.
+  // One pass over elements of dtype t at `from` with these strides over the space.
   void pass(const IntList& space, DType t, const char* from, const IntList& strides,
             const TensorImpl& to, const IntList& to_strides, const RowTraits& traits, int outer,
             int64_t longest) {
@@ -131,7 +131,7 @@ class Reduction {
     add_scalar(call, static_cast<double>(l_.count));
     add_window(call, to.dtype, to.data(), to_strides, true);
     call.walk = plan_rows(call.space, windows_of(call), traits, outer, longest);
-    if (!finish_) {  // Each piece leaves what it has.
+    if (!finish_) {  // Each piece stores its partial result.
       call.windows[1].stride[0] = call.walk.pieces;
       call.windows[1].stride[1] = 1;
     }
@@ -162,7 +162,7 @@ class Reduction {
 
 }  // namespace
 
-void each_rows_call(OpCall& c, const std::function<void(const RowsCall&)>& use) {
+void for_each_rows_call(OpCall& c, const std::function<void(const RowsCall&)>& use) {
   if (c.op->row) return row_op(c, use);
   if (c.out[0].numel() > 0) Reduction(c, use).run();
 }
@@ -187,7 +187,7 @@ PointwiseCall pointwise_call(const OpDef& op, const Iteration& it) {
 }
 
 void run_row(OpCall& c) {
-  if (!c.op->pointwise) return each_rows_call(c, [&](const RowsCall& call) { call.launch(c); });
+  if (!c.op->pointwise) return for_each_rows_call(c, [&](const RowsCall& call) { call.launch(c); });
   Iteration it;
   if (pointwise_iteration(c, it)) pointwise_call(*c.op, it).launch(c);
 }
@@ -209,7 +209,7 @@ template <class Walk> KernelKey WalkedCall<Walk>::key(Stage stage) const {
   const uint64_t call = static_cast<uint64_t>(stage) | uint64_t{map} << 2 | uint64_t{finish} << 3 |
                         static_cast<uint64_t>(compute) << 4 | static_cast<uint64_t>(n_out) << 8;
   KernelKey key{op, walk.bits() | call << kWalk};
-  constexpr int kNumber = 6, kAbsent = 7, kBits = 3;  // Beside a window's reach.
+  constexpr int kNumber = 6, kAbsent = 7, kBits = 3;  // Codes after those of Window::Reach.
   static_assert(Window::Turned < kNumber && kBits * kOperands <= 64);
   for (int k = 0; k < n_out + n_in; ++k) {
     const int which = k < n_out ? out[k] : in[k - n_out];

@@ -1,8 +1,8 @@
 #pragma once
-// Calls of pointwise rows, row ops and reductions as programs (ops/program/cuda.h and cuda_rows.h,
-// where the order of folds is); their kernels are generated from the rows' formulas. A row of a
-// reduction that is longer than 16384 is taken in pieces, whose results are reduced as a row of
-// their own.
+// Turns calls of pointwise rows, row ops and reductions into programs (ops/program/cuda.h and
+// cuda_rows.h, which defines the order of folds); their kernels are generated from the rows'
+// formulas. A row of a reduction longer than 16384 is reduced in pieces, whose results are then
+// reduced as a row of their own.
 
 #include <functional>
 #include <string>
@@ -13,13 +13,13 @@
 
 namespace brrr::cuda {
 
-/// A pointwise call, a call of a row op, or a pass of a reduction. Of each operand and result there
-/// is one window or number.
+/// A pointwise call, a call of a row op, or one pass of a reduction. Each operand and result is a
+/// window (memory) or a number (scalar).
 struct Call {
   static constexpr int kOperands = kMostPointwise;
   const OpDef* op;
   DType compute;
-  bool map = true, finish = true;  ///< Of a reduction's pass.
+  bool map = true, finish = true;  ///< Which parts of a reduction row this pass applies.
   program::Space space;
   program::Window windows[kOperands];
   program::Number numbers[kOperands];
@@ -31,13 +31,13 @@ struct Call {
   program::Program program() const;
 };
 
-/// With the way that a kernel takes through it, a program::Walk or program::RowWalk.
+/// A call with the walk of its kernel, a program::Walk or program::RowWalk.
 template <class Walk> struct WalkedCall : Call {
   using Call::Call;
   Walk walk;
 
   KernelKey key(program::Stage stage = program::Stage::Elements) const;
-  /// Without the prelude; the kernel's name is "k" and the suffix.
+  /// The kernel's text without the prelude; its name is "k" and the stage's suffix.
   std::string text(program::Stage stage = program::Stage::Elements) const;
   void launch(const OpCall& c) const;
 };
@@ -45,10 +45,10 @@ using PointwiseCall = WalkedCall<program::Walk>;
 using RowsCall = WalkedCall<program::RowWalk>;
 
 PointwiseCall pointwise_call(const OpDef& op, const Iteration& it);
-/// Calls use(RowsCall) for what a call of a row op or a reduction is, in order.
-void each_rows_call(OpCall& c, const std::function<void(const RowsCall&)>& use);
+/// Calls use(RowsCall) for each pass that a call of a row op or a reduction consists of, in order.
+void for_each_rows_call(OpCall& c, const std::function<void(const RowsCall&)>& use);
 
-/// Runs a call of such a row.
+/// Runs a call of a pointwise row, a row op or a reduction.
 void run_row(OpCall& c);
 
 }  // namespace brrr::cuda

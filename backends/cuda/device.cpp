@@ -14,12 +14,12 @@ namespace brrr::cuda {
 
 namespace {
 
-// Of the compute capability: 16-bit attention's matrix instructions and bfloat16 products.
+// Least compute capability: attention's 16-bit matrix instructions and bfloat16 products need it.
 constexpr int kLeastMajor = 8;
 
 std::atomic<Clock::time_point> waiting_since{};
 
-// While a thread waits for the device.
+// Lives while a thread blocks on the device.
 struct Waiting : NotCopied {
   explicit Waiting(OpenDevice& d) {
     d.waits.fetch_add(1, std::memory_order_relaxed);
@@ -46,13 +46,13 @@ OpenDevice* open() {
              p.name, p.major, p.minor, kLeastMajor);
   check(driver->make_stream(&d->compute), "no stream");
   check(driver->make_stream(&d->capture), "no stream");
-  return d.release();  // Never closed: what is destroyed last may still ask for it.
+  return d.release();  // Never closed: static destructors may still use it.
 }
 
 }  // namespace
 
 OpenDevice& device() {
-  // What failed once fails alike ever after: a loop may ask for every tensor.
+  // A failure is kept and not retried: a loop may call this for every tensor.
   static const auto& result = *[] {
     auto* const made = new std::pair<OpenDevice*, std::string>;  // Never destroyed.
     auto& r = *made;

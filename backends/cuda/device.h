@@ -1,5 +1,5 @@
 #pragma once
-// The device behind the boundary: opened once, with one stream for all work.
+// The device behind the boundary, opened once, and its streams.
 
 #include <atomic>
 #include <mutex>
@@ -12,22 +12,22 @@ namespace brrr::cuda {
 struct OpenDevice {
   const Driver* driver;
   Properties properties{};
-  Stream* compute = nullptr;  ///< All work is queued here...
-  Stream* capture = nullptr;  ///< ...but for what is noted by a capture,
-  /// and for what is done beside that or this: exchanges with other processes (link.cpp).
+  Stream* compute = nullptr;  ///< The main stream.
+  Stream* capture = nullptr;  ///< Takes its place during a capture.
+  /// The second stream beside each of them, for exchanges with other processes (link.cpp).
   Stream *compute_beside = nullptr, *capture_beside = nullptr;
-  std::atomic<uint64_t> waits{0};  ///< How often a thread has waited for it.
-  /// The one for this thread at present.
+  std::atomic<uint64_t> waits{0};  ///< How often a thread has blocked on the device.
+  /// The stream that this thread's work goes to now.
   Stream* stream() const {
     if (beside) return capturing ? capture_beside : compute_beside;
     return capturing ? capture : compute;
   }
-  inline static thread_local uint64_t capturing = 0;  ///< The number of this thread's capture.
+  inline static thread_local uint64_t capturing = 0;  ///< The id of this thread's capture; 0: none.
   inline static thread_local bool beside = false;
 };
 
-/// The device, opened at the first call. Throws brrr::Error with what is missing: the module, a
-/// driver, a GPU. Later calls give the same answer.
+/// The device, opened by the first call. Throws brrr::Error if the module, a driver or a GPU is
+/// missing; later calls throw the same error.
 OpenDevice& device();
 
 /// Throws "cuda: <what>: <failure>" if there is one.
@@ -35,22 +35,22 @@ void check(Failure failure, const char* what);
 
 /// Queues a copy; throws as check() does.
 void queue_copy(void* to, const void* from, size_t bytes, Way way, Stream* s);
-/// The stream has done everything queued so far. Throws for what went wrong there.
+/// Waits until the compute stream has run everything queued so far. Throws its errors.
 void synchronize();
-/// The calling thread waits for the event.
+/// Blocks the calling thread until the event is reached.
 void wait_for(Event* e, const char* what);
 
-/// The process's own T, made at its first use. Never destroyed: what ends last may still ask for
+/// The process's singleton T, made on first use. Never destroyed: static destructors may still use
 /// it.
 template <class T> T& process_own() {
   static T& own = *new T;
   return own;
 }
 
-/// What a driver makes slowly, kept for whoever asks next.
-template <class T> class Spares {
+/// Keeps driver objects that are slow to create for reuse.
+template <class T> class ObjectCache {
  public:
-  /// Null: there is none.
+  /// Null if there is none.
   T* take() {
     const std::lock_guard lock(mutex_);
     if (all_.empty()) return nullptr;

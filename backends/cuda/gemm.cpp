@@ -13,25 +13,25 @@ namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
 
-// Algorithms are chosen once for the process, so that both modes and all steps have the same ones.
-// Where there is no memory for a workspace, those that need none do.
+// Algorithms are chosen once per process, so that both modes and all steps use the same. If there
+// is no memory for a workspace, algorithms are chosen that need none.
 struct Algorithms {
   std::mutex mutex;
   std::map<GemmShape, cuda::Gemm*> by_shape;
-  void* workspaces[2] = {};  // Of the queue, of the one beside.
+  void* workspaces[2] = {};  // For the main stream and for the second one.
   size_t bytes = kWorkspace;
 
   bool reserve(bool beside) {
-    return pool().make_room([&] {
+    return pool().retry_after_trim([&] {
       check(device().driver->allocate(&workspaces[beside], bytes), "workspace");
       return workspaces[beside] != nullptr;
     });
   }
 };
 
-// A factor, `batch` matrices of rows x columns or their transposes, where the library takes it.
-// What is not aligned is moved as it lies, gaps included, so that it is the same problem and the
-// product has the same bits wherever its factors begin.
+// The address of a factor (`batch` matrices of rows x columns, or their transposes), aligned as the
+// library needs it. An unaligned factor is copied to `moved` with its layout, gaps included: the
+// shape and so the algorithm and the bits of the product do not depend on alignment.
 const void* aligned(Tensor& moved, const void* p, DType dtype, bool transposed, int64_t rows,
                     int64_t columns, int64_t ld, int64_t batch, int64_t stride) {
   if (reinterpret_cast<uintptr_t>(p) % kGemmAlignment == 0) return p;
@@ -45,7 +45,7 @@ const void* aligned(Tensor& moved, const void* p, DType dtype, bool transposed, 
 
 void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, void* c) {
   const OpenDevice& d = device();
-  if (s.k == 0) {  // A sum of nothing; ldc is n, and batches follow one another.
+  if (s.k == 0) {  // An empty sum is 0. C is contiguous: ldc is n, and so are the batches.
     const auto bytes = static_cast<size_t>(s.batch * s.m * s.n) * itemsize(dtype);
     return check(d.driver->fill(c, 0, bytes, d.stream()), "fill");
   }
@@ -57,7 +57,7 @@ void multiply(const GemmShape& s, DType dtype, const void* a, const void* b, voi
   const std::lock_guard lock(p.mutex);
   void* const& workspace = p.workspaces[OpenDevice::beside];
   BRRR_CHECK(workspace || !p.bytes || !OpenDevice::beside,
-             "cuda: no device memory was left for products beside others");
+             "cuda: no device memory left for the second stream's matrix products");
   if (!workspace && p.bytes && !p.reserve(false)) p.bytes = 0;
   cuda::Gemm*& chosen = p.by_shape[s];
   if (!chosen) check(d.driver->choose(&s, p.bytes, &chosen), "matmul");
@@ -83,7 +83,7 @@ void reserve_beside() {
   if (a.bytes) a.reserve(true);
 }
 
-// Each operand's batch is one walk (ops/rows/matmul.cpp), so that its distances are even.
+// Backend::gemm requires uniform batch strides on a GPU; ops/rows/matmul.cpp sees to that.
 void gemm(const brrr::Gemm& g, int64_t n, const int64_t* at) {
   const auto size = static_cast<int64_t>(itemsize(g.dtype));
   GemmShape s = shape_of(g);

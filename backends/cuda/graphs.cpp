@@ -8,7 +8,7 @@
 
 namespace brrr {
 
-// A graph and the memory that its kernels take for themselves.
+// A graph and the memory that was allocated and freed during its capture, which its kernels use.
 struct DeviceGraph : NotCopied {
   cuda::Graph* graph = nullptr;
   size_t bytes = 0;
@@ -24,7 +24,7 @@ namespace device_queue {
 
 using namespace cuda;
 
-// The capture stream is one; captures of several threads take turns.
+// There is one capture stream: captures of several threads are serialised.
 static std::mutex one_capture;
 
 void begin_capture() {
@@ -40,7 +40,7 @@ void begin_capture() {
   pool().hold();
 }
 
-// Leaves the capture, with what it gave or why there is nothing.
+// Ends the capture and sets the graph and its memory; returns the failure, if any.
 static Failure leave(DeviceGraph& g, size_t* nodes) {
   OpenDevice& d = device();
   OpenDevice::capturing = 0;
@@ -54,7 +54,7 @@ DeviceGraph* end_capture(size_t* nodes) {
   const OpenDevice& d = device();
   auto g = std::make_unique<DeviceGraph>();
   if (const Failure failure = leave(*g, nodes)) fail("cuda: capture: {}", failure);
-  const bool ready = pool().make_room([&] {
+  const bool ready = pool().retry_after_trim([&] {
     bool done = false;
     check(d.driver->upload(g->graph, d.compute, &done, &g->bytes), "graph");
     return done;
@@ -81,7 +81,7 @@ size_t bytes_of(DeviceGraph* g) { return g->bytes; }
 
 char* arena(size_t bytes) {
   void* begin = nullptr;
-  const bool there = pool().make_room([&] {
+  const bool there = pool().retry_after_trim([&] {
     bool done = false;
     check(device().driver->arena(bytes, &begin, &done), "arena");
     return done;

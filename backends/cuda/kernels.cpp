@@ -16,11 +16,10 @@ namespace brrr::cuda {
 
 namespace {
 
-// To be raised when what stands around a kernel's text changes without changing it.
+// Change it when compiled kernels change although their text and the prelude do not.
 constexpr const char* kKernelAbi = "brrr-cuda-1";
 
-// Embedded at build time.
-constexpr char prelude[] =
+constexpr char prelude[] =  // Embedded at build time.
 #include "cuda_prelude.inc"
     ;
 
@@ -40,7 +39,7 @@ struct Table {
 }  // namespace
 
 std::string program_of(const std::string& text) {
-  // Never destroyed: a thread may build while the process ends.
+  // Never destroyed: a thread may build during process exit.
   static const jit::Vocabulary& vocabulary = *new jit::Vocabulary(prelude);
   return vocabulary.excerpt(text) + "\nusing namespace brrr::vx;\n" + text;
 }
@@ -68,7 +67,7 @@ std::string machine_code(const Driver& driver, const std::string& text, const ch
 
 Module* load_module(const std::string& code, const char* name) {
   Module* module = nullptr;
-  const bool loaded = pool().make_room([&] {
+  const bool loaded = pool().retry_after_trim([&] {
     check(device().driver->load(code.data(), code.size(), &module), name);
     return module != nullptr;
   });
@@ -83,7 +82,7 @@ Function* find_kernel(const KernelKey& key, const char* name, size_t shared_byte
   const std::lock_guard lock(t.mutex);
   if (const auto it = t.functions.find(key); it != t.functions.end()) return it->second;
   const OpenDevice& d = device();
-  // The compiler's messages name the kernel and the line in its text.
+  // #line, so that the compiler's messages name the kernel and the line in its text.
   const std::string code = machine_code(*d.driver, fmt::format("#line 1 \"{}\"\n", name) + text(),
                                         name, d.properties.major, d.properties.minor);
   Function* f = nullptr;
@@ -91,13 +90,13 @@ Function* find_kernel(const KernelKey& key, const char* name, size_t shared_byte
   return t.functions[key] = f;
 }
 
-void keep_kernel(const KernelKey& key, Function* f) {
+void register_kernel(const KernelKey& key, Function* f) {
   Table& t = process_own<Table>();
   const std::lock_guard lock(t.mutex);
   t.functions[key] = f;
 }
 
-// The definitions of T, TV, TC, TCV, get and put (see Variant), or of others' likes.
+// The definitions of T, TV, TC, TCV, get and put (see Variant), or the same for another letter.
 static std::string element_text(DType t, const char* T, const char* suffix) {
   const DType c = compute_type(t);
   const Spelling &s = spelling(t), &cs = spelling(c);
@@ -137,7 +136,7 @@ void device_queue::launch(void* kernel, const char* name, const Grid& grid, int 
                           const void* arguments, size_t bytes) {
   using namespace cuda;
   const OpenDevice& d = device();
-  constexpr int64_t kMost = 0x7fffffff, kMostOther = 65535;  // Of CUDA's grids.
+  constexpr int64_t kMost = 0x7fffffff, kMostOther = 65535;  // CUDA's limits for x and for y, z.
   BRRR_CHECK(grid.x <= kMost && grid.y <= kMostOther && grid.z <= kMostOther,
              "cuda: {} needs a grid of {} x {} x {} blocks; use smaller tensors", name, grid.x,
              grid.y, grid.z);

@@ -1,5 +1,5 @@
-// What exchanges between processes ask of this device: a queue beside its other work, pinned
-// memory, and messages by the module brrr_nccl.
+// What exchanges between processes need of this device: a second stream, pinned host memory, and
+// messages between GPUs through the module brrr_nccl.
 #include <map>
 #include <mutex>
 
@@ -12,10 +12,10 @@
 
 namespace brrr {
 
-// An event that is recorded in a capture says nothing outside of it.
+// Two events: one recorded in a capture has no meaning outside of it.
 struct DevicePoint {
-  cuda::Event *run = nullptr, *noted = nullptr;
-  cuda::Event* now() const { return cuda::OpenDevice::capturing ? noted : run; }
+  cuda::Event *run = nullptr, *captured = nullptr;
+  cuda::Event* now() const { return cuda::OpenDevice::capturing ? captured : run; }
 };
 
 namespace device_link {
@@ -26,9 +26,9 @@ namespace {
 
 struct Link {
   std::mutex mutex;
-  Spares<DevicePoint> points;
-  std::multimap<size_t, char*> pinned;   // That nobody uses, by size.
-  std::map<char*, size_t> pinned_bytes;  // Of all.
+  ObjectCache<DevicePoint> points;
+  std::multimap<size_t, char*> pinned;   // Free blocks by size.
+  std::map<char*, size_t> pinned_bytes;  // The sizes of all blocks.
   const nccl::Boundary* nccl = nullptr;
   nccl::Communicator* communicator = nullptr;
   DevicePoint fork;
@@ -37,7 +37,7 @@ struct Link {
 void make_events(DevicePoint& p) {
   const Driver& d = *device().driver;
   check(d.make_event(&p.run), "event");
-  check(d.make_event(&p.noted), "event");
+  check(d.make_event(&p.captured), "event");
 }
 
 Link& link() {
@@ -55,13 +55,13 @@ Link& link() {
 
 }  // namespace
 
-// --- the queue -----------------------------------------------------------------------------------
+// --- the second stream ---------------------------------------------------------------------------
 
 void beside(const Point& end, const std::function<void()>& work) {
   Link& l = link();
   const OpenDevice& d = device();
-  BRRR_CHECK(!OpenDevice::beside, "cuda: this thread queues beside already");
-  std::unique_lock lock(l.mutex);  // Of threads that share the one event.
+  BRRR_CHECK(!OpenDevice::beside, "cuda: this thread already queues on the second stream");
+  std::unique_lock lock(l.mutex);  // All threads share the fork event.
   check(d.driver->record(l.fork.now(), d.stream()), "event");
   const Held queue(OpenDevice::beside, true);
   check(d.driver->await(d.stream(), l.fork.now()), "event");
@@ -146,7 +146,7 @@ void join(const std::string& id, int rank, int ranks) {
   check(l.nccl->join(id.data(), rank, ranks, &l.communicator), "joining between GPUs");
 }
 
-// What the stream queues is noted where it is captured, messages too.
+// During a capture messages are captured like any other work on the stream.
 void send(const void* at, size_t bytes, int peer) {
   const Link& l = link();
   check(l.nccl->send(l.communicator, at, bytes, peer, device().stream()), "sending between GPUs");

@@ -17,9 +17,9 @@ size_t Pool::rounded(size_t bytes) const {
   return round_up(std::max<size_t>(bytes, 1), apart_ ? 1 : kUnit);
 }
 
-// Best fit: the smallest block that is large enough, out of its list. Where blocks lie apart, one
-// of just these bytes for a capture; otherwise it is given back to the device, so that what comes
-// next knows nothing of what it held.
+// Best fit: removes the smallest block that is large enough from its list. With `apart` only a
+// block of exactly this size counts; a capture reuses it, otherwise it is returned to the device,
+// so that the next allocation is new memory.
 Pool::Blocks::iterator Pool::find(size_t bytes) {
   Free& list = free_[bytes > (apart_ ? kSegment : kSmall)];
   const auto it = list.lower_bound({bytes, nullptr});
@@ -33,10 +33,10 @@ Pool::Blocks::iterator Pool::find(size_t bytes) {
 Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
   size_t size = bytes <= kSmall ? kSegment : std::max(round_up(bytes, kSegment), 2 * kSegment);
   if (apart_) size = bytes;
-  if (size < bytes) return blocks_.end();  // Rounded beyond the end of all numbers.
+  if (size < bytes) return blocks_.end();  // Rounding up overflowed.
   void* p = nullptr;
   check(driver_.allocate(&p, size), "allocate");
-  if (!p && size > bytes) {  // The last bytes of a device are less than a segment.
+  if (!p && size > bytes) {  // The device may still have less than a whole segment.
     size = bytes;
     check(driver_.allocate(&p, size), "allocate");
   }
@@ -48,7 +48,7 @@ Pool::Blocks::iterator Pool::new_segment(size_t bytes) {
 
 void* Pool::take(size_t bytes, const char* owner) {
   auto block = blocks_.end();
-  const auto any = [&] {  // Blocks of other sizes that were kept as they are: trimming joins them.
+  const auto any = [&] {  // Worth a second try: trimming merges the blocks of recent_.
     block = find(bytes);
     if (block == blocks_.end()) block = new_segment(bytes);
     return block != blocks_.end();
@@ -109,7 +109,7 @@ void Pool::give(char* p) {
   auto block = blocks_.find(p);
   block->second.owner = nullptr;
   Free& list = free_of(block->second);
-  // Of two that lie side by side one is `block`; the other, if it is free, becomes a part of it.
+  // Merges the adjacent blocks a and b, of which one is `block`, if the other is free.
   auto join = [&](Blocks::iterator a, Blocks::iterator b) {
     const Blocks::iterator other = a == block ? b : a;
     if (other->second.owner || other->second.segment != block->second.segment) return;
@@ -136,7 +136,7 @@ void Pool::trim_locked() {
   }
 }
 
-// Queued work may still use it: the driver waits for the device.
+// Queued work may still use the segment: Driver::release waits for the device.
 Pool::Free::iterator Pool::release(Free& list, Free::iterator it) {
   check(driver_.release(it->second), "release");
   stats_.reserved -= it->first;
@@ -179,7 +179,7 @@ std::string Pool::describe() const {
     if (b.owner && !cached.count(at)) ++holders[{b.owner, b.bytes}];
   }
   size_t free = 0, total = 0;
-  const bool refused = driver_.memory(&free, &total) != nullptr;  // While a step is captured.
+  const bool refused = driver_.memory(&free, &total) != nullptr;  // Fails during a capture.
   return fmt::format("{} bytes held by tensors, {} cached{}{}", stats_.live,
                      stats_.reserved - stats_.live,
                      refused ? "" : fmt::format(", {} of the device's {} free", free, total),

@@ -1,4 +1,4 @@
-// The generated kernels of a step: programs that are compiled side by side, one for each processor.
+// The generated kernels of a step, split into programs that are compiled in parallel.
 #include <algorithm>
 #include <functional>
 #include <future>
@@ -13,7 +13,7 @@
 
 namespace brrr {
 
-// Programs: of each the text and the code.
+// The texts of the programs and, in the same order, their loaded code.
 struct KernelModule {
   std::vector<std::string> texts;
   std::vector<cuda::Module*> modules = {};
@@ -21,10 +21,10 @@ struct KernelModule {
 
 namespace cuda {
 
-// More would wait for the longest kernel, and a compiler takes 100 MB.
+// More programs would only wait for the longest kernel, and each compilation takes 100 MB.
 constexpr unsigned kMost = 16;
 
-// Programs of about the same length, for as many threads.
+// Distributes the kernels to programs of about equal length, at most one per hardware thread.
 static std::vector<std::string> split(const KernelSource& source) {
   const auto most = std::clamp(std::thread::hardware_concurrency(), 1u, kMost);
   std::vector<std::string> texts(std::min<size_t>(most, source.kernels.size()));
@@ -49,7 +49,7 @@ KernelModule* build(const KernelSource& source, bool& cached) {
         machine_code(*d.driver, texts[k], "step", d.properties.major, d.properties.minor, &found);
     kept[k] = found;
   };
-  std::vector<std::future<void>> others;  // In a thread each, as far as there are threads.
+  std::vector<std::future<void>> others;  // One thread each; lazily if no thread can be started.
   {
     const SignalsBlocked blocked;
     for (size_t k = 1; k < n; ++k) others.push_back(std::async(make, k));
@@ -77,7 +77,7 @@ void unload(KernelModule* m) noexcept {
   if (!m) return;
   const std::unique_ptr<KernelModule> all(m);
   const OpenDevice& d = device();
-  d.driver->synchronize(d.compute);  // Replays that run still use it.
+  d.driver->synchronize(d.compute);  // A running replay may still use it.
   for (Module* module : all->modules) d.driver->unload(module);
 }
 

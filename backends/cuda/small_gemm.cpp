@@ -1,6 +1,6 @@
-// Products of float32 that are too small for the library: it has a block of threads for each 128 x
-// 128 results or so, so that most of the card waits while a few blocks add up long sums. Here a
-// block has few results, and its threads share the sums' terms.
+// float32 products that are too small for the library: it uses one thread block per 128 x 128
+// results or so, so most of the GPU idles while a few blocks add up long sums. Here a block has a
+// small tile, and its groups of threads split the terms of each sum (split-k within the block).
 #include "backends/cuda/backend.h"
 
 #include <limits>
@@ -12,8 +12,8 @@ namespace brrr::cuda {
 
 namespace {
 
-// Rows of A and B are neighbours of their terms, or terms of their rows: line l of A begins at
-// a[l * a_line].
+// A and B are each contiguous along k (a line is a row of A, a column of B) or along m or n (a line
+// is a term). Line l of A begins at a[l * a_line].
 BRRR_DEVICE_STRUCT(SmallGemm, {
   const float *a, *b;
   float* c;
@@ -21,10 +21,11 @@ BRRR_DEVICE_STRUCT(SmallGemm, {
   int m, n, k, a_line, b_line, c_row;
 });
 
-// A block has rows x cols results, a thread r x c of them, a group of threads all of the block's.
+// A block has rows x cols results and `groups` groups of threads. Each group computes all results
+// from its share of the terms, r x c results per thread.
 BRRR_DEVICE_STRUCT(Tile, { int rows, cols, r, c, group, groups; });
-// The terms of a group in a turn. What a text is compiled for: a tile, whether the terms of A and
-// of B are neighbours, whether what is copied at a time is 16 bytes.
+// kEach: terms of a group per iteration. N: a tile's index plus flags, set where A or B is
+// contiguous along k (kAlong) or copied 16 bytes at a time, not 4 (kWide).
 BRRR_DEVICE_FUNCTIONS(TilesText, constexpr int kEach = 16;
                       constexpr Tile kTiles[] = {{16, 16, 4, 4, 16, 8},
                                                  {16, 16, 4, 4, 16, 16},
@@ -33,15 +34,15 @@ BRRR_DEVICE_FUNCTIONS(TilesText, constexpr int kEach = 16;
                       constexpr int kAlongA = 4, kAlongB = 8, kWideA = 16, kWideB = 32;);
 enum : int { Short, Long, Flat, Large };
 
-// The order of a sum: each group of threads adds its terms from the first to the last, then the
-// groups' sums are added from the first to the last. It is a function of the shape and the device.
+// The order of a sum: each group adds its terms in the order of k, then the groups' partial sums
+// are added in order. It is a function of the shape and the device.
 constexpr char kText[] = R"(
 constexpr Tile kTile = kTiles[N % 4];
 constexpr int kThreads = kTile.group * kTile.groups, kTerms = kTile.groups * kEach;
 using Four = Pack<float, 4>;
 
-// The terms of an operand for a turn in shared memory, as they lie in memory: kAlong if those of a
-// row are neighbours. It is W wide, of which a thread has R.
+// An operand's part for one iteration, in shared memory with its layout in global memory: kAlong if
+// it is contiguous along k. It is W rows (columns, for B) wide, of which a thread uses R.
 template <bool kAlong, int W, int R, int kBytes> struct Side {
   static constexpr int kLength = kAlong ? kTerms : W, kLines = kAlong ? W : kTerms;
   static constexpr int kPitch = kLength + 4, kFloats = kLines * kPitch, kMany = kBytes / 4;
@@ -60,11 +61,11 @@ template <bool kAlong, int W, int R, int kBytes> struct Side {
       copy_async<kBytes>(to + l * kPitch + at, there ? from + place : from, there);
     }
   }
-  // Which of the block's a thread's r-th is: lanes read different banks.
+  // The row (column) in the block that is a thread's r-th: free of bank conflicts.
   __device__ static constexpr int place(int thread, int r) {
     return kAlong ? thread + r * kAcross : (r / 4 * kAcross + thread) * 4 + r % 4;
   }
-  // A thread's, of the four terms from k on.
+  // Reads the thread's elements of the four terms from k on.
   __device__ static __forceinline__ void take(float (&v)[4][R], const float* of, int thread, int k) {
 #pragma unroll
     for (int r = 0; r < (kAlong ? R : 4); ++r) {
@@ -101,7 +102,7 @@ BLOCK_KERNEL(small_gemm, SmallGemm, kThreads) {
   for (int begin = 0; begin < p.k; begin += kTerms, now = kTurn - now) {
     await_copies();
     __syncthreads();
-    float* const next = shared + (kTurn - now);  // Under way while these are multiplied.
+    float* const next = shared + (kTurn - now);  // Copied while the current part is multiplied.
     if (begin + kTerms < p.k) {
       a.fetch(next, begin + kTerms, p.k);
       b.fetch(next + SideA::kFloats, begin + kTerms, p.k);
@@ -155,7 +156,7 @@ int64_t tiles(const GemmShape& s, int tile) {
   return s.batch * tiles(s, kTiles[tile].rows, kTiles[tile].cols);
 }
 
-// Of a block: two turns' operands, then the groups' sums.
+// Of a block: the double-buffered operands, later reused for the groups' sums.
 int64_t shared_bytes(const GemmShape& s, const Tile& t) {
   const int64_t terms = t.groups * kEach;
   const auto floats = [&](bool along, int64_t width) {
@@ -166,9 +167,9 @@ int64_t shared_bytes(const GemmShape& s, const Tile& t) {
   return 4 * std::max(2 * turn, sums);
 }
 
-// Small ones where they do not fill the card; those of most threads for long sums. Measured on an
-// H200 (tests/bench/FIGURES.md). Blocks of compute capability 8.6, 8.9 and 12.0 have 99 KB: too few
-// for a Flat one.
+// Small tiles where they do not fill the GPU; more threads per block for long sums. Measured on an
+// H200 (tests/bench/FIGURES.md). Compute capabilities 8.6, 8.9 and 12.0 have 99 KB of shared memory
+// per block, too little for a Flat tile.
 int tile_of(const GemmShape& s) {
   const int64_t card = device().properties.multiprocessors, small = tiles(s, Long);
   if (small <= card) return s.k > 128 ? Long : Short;
@@ -177,7 +178,7 @@ int tile_of(const GemmShape& s) {
   return small <= 3 * card ? Short : Large;
 }
 
-// Whether lines of such a length can be copied 16 bytes at a time.
+// Whether lines of this length and pitch can be copied 16 bytes at a time.
 bool is_wide(const void* p, int64_t length, int64_t line, int64_t stride) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0 && (length | line | stride) % 4 == 0;
 }
@@ -186,9 +187,8 @@ bool is_wide(const void* p, int64_t length, int64_t line, int64_t stride) {
 
 bool is_small(const GemmShape& s) {
   if (s.type != GemmShape::Float32 || s.tf32) return false;
-  constexpr int64_t most = std::numeric_limits<int>::max();  // Offsets within a tile's operands.
-  // From so many multiplications on the library's tiles, of which each has parts of the terms, are
-  // as many as the card takes.
+  constexpr int64_t most = std::numeric_limits<int>::max();  // Offsets in a matrix are 32-bit.
+  // Above this many multiplications the library splits k over enough tiles to fill the GPU.
   if (s.batch * s.m * s.n * s.k > int64_t{1} << 26) return false;
   const int64_t a = (s.trans_a ? s.k : s.m) * s.lda, b = (s.trans_b ? s.n : s.k) * s.ldb;
   return a <= most && b <= most &&

@@ -1,5 +1,5 @@
 // Copies between host memory and the device through a ring of pinned slots, so that a copy to the
-// device returns as soon as the bytes have left the caller's memory; and what kernels found wrong.
+// device returns as soon as the caller's bytes are in a slot; and the faults that kernels record.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -15,7 +15,7 @@
 namespace brrr {
 
 struct HostCopy {
-  char* pinned;  ///< The bytes, then the note of faults.
+  char* pinned;  ///< The bytes, then a copy of the fault record.
   size_t bytes;
   cuda::Event* done;
 };
@@ -25,7 +25,7 @@ namespace cuda {
 namespace {
 
 constexpr size_t kSlotBytes = size_t{4} << 20, kSlots = 4;
-constexpr size_t kNear = 4096;  // Bytes that go to the host together with the note.
+constexpr size_t kNear = 4096;  // Most bytes that one transfer takes along with the fault record.
 constexpr size_t kCopyBytes = 256;
 static_assert(kEarlyBytes + sizeof(Fault) <= kCopyBytes);
 
@@ -36,10 +36,10 @@ char* pinned(size_t bytes) {
   return static_cast<char*>(p);
 }
 
-// Pinned memory that copies to the device are read from, one behind the other.
+// Pinned memory from which copies to the device read, filled from start to end.
 struct Slot {
   char* memory = nullptr;
-  Event* event = nullptr;  // After the last of those that may still read it.
+  Event* event = nullptr;  // Recorded after the last copy that reads the slot.
   size_t used = 0;
 };
 
@@ -51,29 +51,28 @@ struct Slot {
     const std::string& path = sites.at(site - 1);
     found += fmt::format(", in a replay{}{}", path.empty() ? "" : ": ", path);
   }
-  BRRR_CHECK(set == 1,
-             "{}: row {} has values that it cannot take ({}; on the CPU the call says which)", name,
+  BRRR_CHECK(set == 1, "{}: row {} has invalid values ({}; on the CPU the call says which)", name,
              value, found);
   fail("{}: index {} is out of range: the dim has size {}, so indices are in [0, {}) ({})", name,
        value, limit, limit, found);
 }
 
-// The device's own.
+// The staging state of the device.
 struct Staging {
   std::mutex mutex;
   Slot slots[kSlots];
-  size_t at = 0;          // The slot that is being filled.
-  char* down = nullptr;   // What copies to the host go through.
-  Event* read = nullptr;  // Comes after the last of those.
-  char* note = nullptr;   // Of faults; kNear bytes before it are for what goes with it.
-  size_t copies = 0;
-  std::vector<HostCopy*> idle;  // Of those, what nobody waits for.
-  long serial = 0;              // Of the note of faults.
-  Fault later{};                // A fault that came after the one told of last.
+  size_t at = 0;                // The slot that is being filled.
+  char* received = nullptr;     // Pinned buffer of copies to the host.
+  Event* read = nullptr;        // Recorded after the last copy into `received`.
+  char* record = nullptr;       // The fault record on the device, after kNear bytes of buffer.
+  size_t copies = 0;            // How many HostCopy objects exist.
+  std::vector<HostCopy*> idle;  // Those not in use.
+  long serial = 0;              // The fault record's current serial.
+  Fault later{};                // A fault recorded after the last one thrown.
   std::vector<std::string> sites;
 
-  // The host runs ahead of the device by as many copies as fit into all slots but one.
-  char* room(size_t bytes) {
+  // Space in a slot. The host gets ahead of the device by at most the copies in all slots but one.
+  char* reserve(size_t bytes) {
     const OpenDevice& d = device();
     if (slots[at].used + bytes > kSlotBytes) {
       check(d.driver->record(slots[at].event, d.compute), "event");
@@ -91,41 +90,41 @@ struct Staging {
   }
 
   char* fault() {
-    if (note) return note;
+    if (record) return record;
     const OpenDevice& d = device();
     void* p = nullptr;
-    const bool there = pool().make_room([&] {
+    const bool there = pool().retry_after_trim([&] {
       check(d.driver->allocate(&p, kNear + sizeof(Fault)), "allocate");
       return p != nullptr;
     });
     BRRR_CHECK(there, "cuda: no device memory left for {} bytes", kNear + sizeof(Fault));
     char* const made = static_cast<char*>(p) + kNear;
     check(d.driver->fill(made, 0, sizeof(Fault), d.compute), "fill");
-    return note = made;
+    return record = made;
   }
 
-  // The bytes and, behind them, the note of faults. A few bytes are first put in front of the note
-  // on the device: one copy brings both.
+  // Queues a copy of the bytes and, behind them, the fault record. Up to kNear bytes are first put
+  // in front of the record on the device, so that one transfer brings both.
   void fetch(char* pinned, const void* from, size_t bytes) {
-    char* const note = fault();
+    char* const record = fault();
     const size_t near = bytes <= kNear ? bytes : 0;
     Stream* const stream = device().compute;
-    queue_copy(note - near, from, near, Way::OnDevice, stream);
+    queue_copy(record - near, from, near, Way::OnDevice, stream);
     queue_copy(pinned, from, bytes - near, Way::ToHost, stream);
-    queue_copy(pinned + (bytes - near), note - near, near + sizeof(Fault), Way::ToHost, stream);
+    queue_copy(pinned + (bytes - near), record - near, near + sizeof(Fault), Way::ToHost, stream);
   }
 
-  // To `down`, with the note of faults as it is then; copies of it that are on their way are older.
+  // Fetches to `received` and waits. Records that pending HostCopy objects will bring are older.
   void fetch_now(const void* from, size_t bytes) {
     const OpenDevice& d = device();
-    if (!down) down = pinned(kSlotBytes + sizeof(Fault));
+    if (!received) received = pinned(kSlotBytes + sizeof(Fault));
     if (!read) check(d.driver->make_event(&read), "event");
-    fetch(down, from, bytes);
+    fetch(received, from, bytes);
     check(d.driver->record(read, d.compute), "event");
     wait_for(read, "copy to the host");
   }
 
-  // One piece of pinned memory serves many. Whoever holds so many results reads them the slow way.
+  // Adds 64 HostCopy objects in one pinned allocation; false beyond 4096: reads then copy and wait.
   bool more_copies() {
     constexpr size_t kMany = 64, kMost = 4096;
     if (copies >= kMost) return false;
@@ -138,7 +137,7 @@ struct Staging {
     return true;
   }
 
-  // Each fault is told of once, by the first read that finds it.
+  // Throws each fault once, at the first read that finds it.
   void check_fault(const char* copy) {
     Fault f;
     std::memcpy(&f, copy, sizeof f);
@@ -149,18 +148,18 @@ struct Staging {
     if (!f.set || f.serial != serial) return;
     fetch_now(nullptr, 0);
     Fault now;
-    std::memcpy(&now, down, sizeof now);
+    std::memcpy(&now, received, sizeof now);
     Fault clear{};
     clear.serial = ++serial;
-    char* through = room(sizeof clear);
+    char* through = reserve(sizeof clear);
     std::memcpy(through, &clear, sizeof clear);
-    queue_copy(note, through, sizeof clear, Way::ToDevice, device().compute);
+    queue_copy(record, through, sizeof clear, Way::ToDevice, device().compute);
     if (now.count > f.count) later = now;
     raise(f.set, f.op, f.value, f.limit, sites);
   }
 };
 
-// The thread's lock on it.
+// The staging state with its lock held.
 struct Locked : NotCopied {
   Staging& s = process_own<Staging>();
   const std::lock_guard<std::mutex> lock{s.mutex};
@@ -180,8 +179,8 @@ void to_host(void* to, const void* from, size_t bytes) {
   do {
     const size_t n = std::min(kSlotBytes, bytes - at);
     s->fetch_now(static_cast<const char*>(from) + at, n);
-    s->check_fault(s->down + n);
-    if (n) std::memcpy(static_cast<char*>(to) + at, s->down, n);
+    s->check_fault(s->received + n);
+    if (n) std::memcpy(static_cast<char*>(to) + at, s->received, n);
     at += n;
   } while (at < bytes);
 }
@@ -197,7 +196,7 @@ void upload(void* to, const HostPart* parts, size_t n) {
   const size_t bytes = n ? parts[n - 1].at + parts[n - 1].bytes : 0;
   for (size_t at = 0; at < bytes; at += kSlotBytes) {
     const size_t end = std::min(at + kSlotBytes, bytes);
-    char* through = s->room(end - at);
+    char* through = s->reserve(end - at);
     for (const HostPart* p = parts; p != parts + n; ++p) {
       const size_t first = std::max(at, p->at), last = std::min(end, p->at + p->bytes);
       if (first >= last) continue;
@@ -210,7 +209,7 @@ void upload(void* to, const HostPart* parts, size_t n) {
 
 HostCopy* copy_out(const void* from, size_t bytes) {
   const Locked s;
-  // What is to be copied has been made: an error here would say that it has not.
+  // Does not throw: the step that computed the bytes has succeeded.
   try {
     if (s->idle.empty() && !s->more_copies()) return nullptr;
     HostCopy* c = s->idle.back();
@@ -220,12 +219,12 @@ HostCopy* copy_out(const void* from, size_t bytes) {
     s->idle.pop_back();
     return c;
   } catch (const std::exception&) {
-    return nullptr;  // Whoever reads it asks again, and is told.
+    return nullptr;  // The read then copies by itself and throws the error.
   }
 }
 
 void read(const HostCopy& c, void* to, size_t offset, size_t bytes) {
-  wait_for(c.done, "copy to the host");  // Others may queue meanwhile.
+  wait_for(c.done, "copy to the host");  // Without the lock, so that other threads can queue.
   const Locked s;
   s->check_fault(c.pinned + c.bytes);
   std::memcpy(to, c.pinned + offset, bytes);

@@ -1,15 +1,15 @@
 #pragma once
-// What every kernel's text may use besides the prelude.
+// Support code that any kernel's text may use besides the prelude: fault records and draws.
 
 #include "core/device_kernel.h"
 
 namespace brrr::cuda {
 
-/// What kernels note of values that they cannot take: the first one, which is told of, and the last
-/// one, in case it comes after the first was read. `op` is fault_op()'s. `set` is 1 for an index
-/// outside [0, limit) and 2 for a row of values; `serial` grows when the note is cleared: older
-/// copies of it have been told of. Threads do not wait for each other here: of several at once, any
-/// is told of.
+/// The fault record, in which kernels report invalid values: the first, which is thrown, and the
+/// last, in case it occurs after the first was read. `op` is from fault_op(). `set` is 1 for an
+/// index outside [0, limit) and 2 for a row of invalid values. `serial` is incremented when the
+/// record is cleared, so that older copies are known to have been thrown. Threads do not
+/// synchronise here: of several concurrent faults any one is reported.
 BRRR_DEVICE_STRUCT(Fault, {
   long set, op, value, limit;
   long serial, count;
@@ -17,7 +17,7 @@ BRRR_DEVICE_STRUCT(Fault, {
 });
 
 inline constexpr char kSupportText[] = R"(
-// A KERNEL whose threads have a number i each, those beyond `count` of them nothing to do.
+// A KERNEL that runs its body once for each i in [0, count), one thread per i.
 #define EACH_KERNEL(name, Params, threads, i, count)         \
   BRRR_VX void name##_of(const Params& p, long i);           \
   KERNEL(name, Params, threads) {                            \
@@ -26,7 +26,7 @@ inline constexpr char kSupportText[] = R"(
   }                                                          \
   BRRR_VX void name##_of(const Params& p, long i)
 BRRR_VX void note_fault(char* fault, long set, long op, long value, long limit) {
-  volatile Fault* f = (volatile Fault*)fault;  // Threads of other blocks write it as well.
+  volatile Fault* f = (volatile Fault*)fault;  // Other blocks write it concurrently.
   if (!f->set) {
     f->op = op;
     f->value = value;
@@ -44,9 +44,9 @@ BRRR_VX bool in_range(char* fault, long i, long limit, long op) {
   note_fault(fault, 1, op, i, limit);
   return false;
 }
-// In a program's text: the index i, which is noted where it is not in [0, n).
+// In a program's text: the index i, which is reported if it is not in [0, n).
 #define checked(i, n) (in_range(p.fault, (i)[0], (n)[0], p.op), (i))
-// A block of a draw whose seed and number lie in memory, `stride` words apart, or else are given.
+// A Philox block of a draw. With `key` the seed is key[0] and the draw's number key[stride].
 BRRR_VX Words4 draw_words(const char* key, long stride, long seed, long draw, long block) {
   const long* words = (const long*)key;
   return words ? philox4(block, words[0], words[stride]) : philox4(block, seed, draw);

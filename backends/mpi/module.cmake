@@ -1,5 +1,5 @@
-# The module brrr_mpi, the only part that needs MPI (any of MPI-3). brrr looks for it beside itself
-# when a run of several processes is joined.
+# The module brrr_mpi, the only part that needs MPI (any MPI-3 implementation). brrr looks for it
+# beside itself when it joins a run of several processes.
 
 set(BRRR_MPI AUTO CACHE STRING "Build the module brrr_mpi: AUTO (where there is MPI), ON or OFF")
 set_property(CACHE BRRR_MPI PROPERTY STRINGS AUTO ON OFF)

@@ -1,4 +1,4 @@
-// The module brrr_mpi, the only part that needs MPI: messages of pieces between ranks.
+// The module brrr_mpi, the only code that needs MPI: messages between ranks, each a list of pieces.
 #include <mpi.h>
 #include <sched.h>
 
@@ -14,8 +14,8 @@ using brrr::Piece;
 
 std::string failure;
 
-// A message for each piece: one of many pieces would be packed and unpacked, where these are copied
-// once, or read from the wire to where they belong.
+// One MPI message per piece: a derived datatype of many pieces would be packed and unpacked, while
+// single pieces are copied once or received from the network in place.
 struct Request {
   std::vector<MPI_Request> mpi;
   std::vector<MPI_Status> status;
@@ -37,7 +37,7 @@ void release(void* request) {
   delete r;
 }
 
-// Lengths are an int: long pieces are split.
+// MPI lengths are ints: pieces beyond 1 GB are split.
 template <class Init>
 Request* prepare(const Piece* pieces, int n, int peer, int tag, const Init& init) {
   constexpr size_t most = size_t{1} << 30;
@@ -94,11 +94,11 @@ void cancel(void* request) {
   auto* r = static_cast<Request*>(request);
   for (MPI_Request& m : r->mpi) {
     MPI_Cancel(&m);
-    // One whose bytes are on their way already ends like any other; if that takes for ever its
-    // memory must stay as it is, and nobody knows how long: the run is over anyway.
+    // A transfer already under way completes normally. If it never does, its memory and the rest of
+    // the request are leaked, since MPI may still write there; the run is over anyway.
     int done = 0;
     for (int i = 0; i < 100000 && !done; ++i) MPI_Test(&m, &done, MPI_STATUS_IGNORE);
-    if (!done) return;  // The rest of it stays as well.
+    if (!done) return;
     MPI_Request_free(&m);
   }
   delete r;
@@ -114,8 +114,8 @@ const char* version() {
 
 }  // namespace
 
-// Which of the ranks on this machine that may use the same processors this is, and of how many. A
-// mask that all have is the machine's, or a container's; a launcher that binds gives each its own.
+// Sets local_rank and local_size: this rank's number among the ranks on this machine that have its
+// affinity mask, and their count. Those are all ranks, or one where a launcher binds each apart.
 static bool find_place(brrr::Transport& t) {
   MPI_Comm here = MPI_COMM_NULL;
   int rank = 0, size = 1;
@@ -166,7 +166,7 @@ static const brrr::Transport* join(const char** why) {
                   check(MPI_Comm_rank(MPI_COMM_WORLD, &t.rank)) &&
                   check(MPI_Comm_size(MPI_COMM_WORLD, &t.size)) && find_place(t);
   if (!up || given < MPI_THREAD_FUNNELED) {
-    if (up) failure = "this MPI serves no program of several threads";
+    if (up) failure = "this MPI does not support multithreaded programs";
     *why = failure.c_str();
     return nullptr;
   }

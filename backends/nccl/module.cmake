@@ -1,5 +1,5 @@
-# The module brrr_nccl, the only part that needs NCCL, built where brrr_cuda is. brrr looks for it
-# beside itself when several processes have tensors on GPUs.
+# The module brrr_nccl, the only part that needs NCCL; built if brrr_cuda is. brrr looks for it
+# beside itself when several processes exchange tensors on GPUs.
 
 set(BRRR_NCCL AUTO CACHE STRING "Build the module brrr_nccl: AUTO (where there is NCCL), ON or OFF")
 set_property(CACHE BRRR_NCCL PROPERTY STRINGS AUTO ON OFF)

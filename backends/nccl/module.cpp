@@ -1,4 +1,4 @@
-// The module brrr_nccl, the only part that needs NCCL.
+// The module brrr_nccl, the only code that needs NCCL.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -14,20 +14,20 @@ struct Communicator {
   ncclComm_t nccl = nullptr;
 };
 
-static Failure said(const char* call, const char* name, const char* text) {
-  struct Words : std::string {};
-  std::string& words = thread_own<Words>();
-  words = std::string(call) + ": " + name + (text && *text ? std::string(" (") + text + ")" : "");
-  return words.c_str();
+static Failure describe(const char* call, const char* name, const char* text) {
+  struct Text : std::string {};
+  std::string& error = thread_own<Text>();
+  error = std::string(call) + ": " + name + (text && *text ? std::string(" (") + text + ")" : "");
+  return error.c_str();
 }
 static Failure check(ncclResult_t result, const char* call, ncclComm_t c = nullptr) {
   if (result == ncclSuccess) return nullptr;
-  return said(call, ncclGetErrorString(result), ncclGetLastError(c));
+  return describe(call, ncclGetErrorString(result), ncclGetLastError(c));
 }
 static Failure check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return nullptr;
-  cudaGetLastError();  // Or a later call would report it again.
-  return said(call, cudaGetErrorName(result), cudaGetErrorString(result));
+  cudaGetLastError();  // Clears it: a later call would report it again.
+  return describe(call, cudaGetErrorName(result), cudaGetErrorString(result));
 }
 
 static cudaStream_t stream_of(Stream* s) { return reinterpret_cast<cudaStream_t>(s); }
@@ -53,7 +53,7 @@ static Failure join(const char id[kIdBytes], int rank, int ranks, Communicator**
 static Failure begin_group() { return check(ncclGroupStart(), "ncclGroupStart"); }
 static Failure end_group() { return check(ncclGroupEnd(), "ncclGroupEnd"); }
 
-// Bytes: sums are not NCCL's.
+// Only bytes travel through NCCL; brrr's own kernels add.
 static Failure send(Communicator* c, const void* at, size_t bytes, int peer, Stream* s) {
   return check(ncclSend(at, bytes, ncclUint8, peer, c->nccl, stream_of(s)), "ncclSend", c->nccl);
 }

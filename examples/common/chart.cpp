@@ -14,8 +14,8 @@ namespace examples {
 
 namespace {
 
-// Colours stay apart for colour-blind people (blue and purple against orange and green), and in
-// black and white: neighbours in a bar differ in lightness.
+// The colours are distinguishable to colour-blind people (blue and purple against orange and green)
+// and in black and white: neighbours in a bar differ in lightness.
 constexpr const char* kPictureStyle = R"css(
 :root { color-scheme: light dark; --bg: #fff; --fg: #1b1d21; --dim: #555b66; --rule: #d9dce1;
   --c0: #a0387a; --c1: #009e73; --c2: #0b4f8a; --c3: #6cb9ec; --c4: #de6a0e; --c5: #f9c978;
@@ -46,12 +46,12 @@ svg .in.c0, svg .in.c2 { fill: #fff; }
 .c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); }
 )css";
 
-// In units of the view box, which is as wide as a figure on a phone: text keeps its size there, and
-// on a large screen grows little.
+// In units of the view box, which is as wide as a figure on a phone, so that text has its nominal
+// size there and grows little on a large screen.
 constexpr double kWidth = 400;
-constexpr double kLetter = 7.9;  // As wide as a character of a wide font at the style sheet's size.
+constexpr double kLetter = 7.9;  // The width of a character in a wide font, at the style's size.
 
-// Few figures: of a tick.
+// A tick's value with few digits.
 std::string short_text(double v) {
   if (v >= 1e6) return fmt::format("{:.3g}M", v * 1e-6);
   if (v >= 1e4) return fmt::format("{:.3g}k", v * 1e-3);
@@ -63,7 +63,7 @@ double width_of(const std::string& text) { return kLetter * static_cast<double>(
 struct Axis {
   double low = 0, high = 1;
   bool log = false;
-  double from = 0, to = 1;  // On the picture.
+  double from = 0, to = 1;  // Picture coordinates of low and high.
 
   double at(double v) const {
     const double share = log ? std::log(v / low) / std::log(high / low) : (v - low) / (high - low);
@@ -71,7 +71,7 @@ struct Axis {
   }
 };
 
-// The first of 1, 2 and 5 times a power of ten that is not below (or, down, not above) v.
+// Rounds v up (or down) to 1, 2 or 5 times a power of ten.
 double round_number(double v, bool down) {
   const double power = std::pow(10.0, std::floor(std::log10(v)));
   double below = power;
@@ -106,7 +106,7 @@ std::vector<double> even_ticks(const Axis& a, int about) {
   return all;
 }
 
-// The least and the greatest of the points' positive coordinates.
+// The minimum and maximum of the points' positive coordinates.
 std::pair<double, double> range_of(const LineChart& c, double std::pair<double, double>::*of) {
   double low = std::numeric_limits<double>::infinity(), high = 0;
   for (const Line& line : c.lines) {
@@ -132,7 +132,7 @@ Axis y_axis(const LineChart& c, double from, double to) {
 Axis x_axis(const LineChart& c, double from, double to) {
   const auto [low, high] = range_of(c, &std::pair<double, double>::first);
   if (!(high > low)) return {low / 2, low * 2, true, from, to};
-  // A little air, so that no mark lies on the frame.
+  // A margin, so that no mark lies on the frame.
   const double air = std::pow(high / low, 0.03);
   return {low / air, high * air, true, from, to};
 }
@@ -147,17 +147,17 @@ std::string line_at(double x0, double y0, double x1, double y1, const char* look
                      x0, y0, x1, y1, look);
 }
 
-// Shapes differ as colours do, for those who cannot tell the colours apart.
+// Lines also differ by the shape of their marks, for readers who cannot distinguish the colours.
 std::string mark_at(size_t i, double x, double y) {
   if (i == 0) return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.2\"/>", x, y);
   return fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"6\" height=\"6\"/>", x - 3, y - 3);
 }
 
 struct Key {
-  std::string sample, name;  // 24 by 12; what it is.
+  std::string sample, name;  // SVG of 24 by 12; label.
 };
 
-// A picture of its title and its key; what is drawn next begins at its height.
+// A picture with its title and legend; drawing continues at its height.
 Picture begin_picture(const std::string& name, const std::string& label, const std::string& title,
                       const std::vector<Key>& keys) {
   constexpr double row = 18, after_sample = 29, after_name = 14;
@@ -180,7 +180,7 @@ std::string frame_of(const LineChart& c, const Axis& x, const Axis& y) {
     t += line_at(x.from, y.at(v), x.to, y.at(v), "grid");
     t += text_at(x.from - 5, y.at(v) + 4, "end", short_text(v));
   }
-  // Ticks are the points; of their texts as many as have room, the last among them.
+  // A tick at every point; as many labels as fit, including the last.
   const auto& points = c.lines.at(0).points;
   const auto text_of = [&](double v) { return c.x_text ? c.x_text(v) : short_text(v); };
   double widest = 0;
@@ -218,7 +218,7 @@ std::string line_text(const Line& line, size_t i, bool limit, const Axis& x, con
   return line_group(i, limit, path, marks);
 }
 
-std::string bar_rect(Look look, double x, double y, double width, double height) {
+std::string bar_rect(Colour look, double x, double y, double width, double height) {
   return fmt::format(
       "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" class=\"c{} bar\"/>", x,
       y, width, height, static_cast<int>(look));
@@ -228,13 +228,13 @@ double total(const BarChart::Bar& b) {
   return std::accumulate(b.values.begin(), b.values.end(), 0.0);
 }
 
-// Labels have less than half of the picture; longer ones go on below.
+// Labels take less than half of the width; longer ones are wrapped.
 constexpr double kLabel = 175, kLabelLine = 14;
 std::vector<std::string> label_lines(const BarChart::Bar& b) {
   return brrr::wrapped(b.label, static_cast<size_t>(kLabel / kLetter));
 }
 
-// As long as the texts on both sides of the bars leave it.
+// The axis takes the width that the texts on both sides of the bars leave.
 Axis bar_axis(const BarChart& c) {
   double label = width_of(c.y_label), most = c.most;
   for (const BarChart::Bar& b : c.bars) {
@@ -261,7 +261,7 @@ std::string bar_text(const BarChart& c, const BarChart::Bar& b, const Axis& x, d
   double sum = 0;
   for (size_t i = 0; i < b.values.size(); ++i) {
     const double from = x.at(sum), width = x.at(sum += b.values[i]) - from;
-    const Look look = c.parts[i].second;
+    const Colour look = c.parts[i].second;
     if (width >= 0.1) t += bar_rect(look, from, y, width, thick);
     const std::string figure = fmt::format("{:.0f}", b.values[i]);
     if (!c.figures || width < width_of(figure) + 2) continue;

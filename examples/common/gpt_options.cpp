@@ -21,9 +21,9 @@ GptOptions::GptOptions()
           "to the last bit.",
           "train_gpt") {
   steps = 2000, batch = 16, log_every = 100, lr = 4e-3;
-  kept_ = {"tokenizer",  "dtype",      "block",  "layers",       "heads", "width",
-           "positions",  "activation", "norm",   "dropout",      "steps", "batch",
-           "accumulate", "lr",         "warmup", "weight-decay", "clip",  "seed"};
+  saved_options_ = {"tokenizer",  "dtype",      "block",  "layers",       "heads", "width",
+                    "positions",  "activation", "norm",   "dropout",      "steps", "batch",
+                    "accumulate", "lr",         "warmup", "weight-decay", "clip",  "seed"};
   sizes_ = {"tokenizer", "block", "layers", "heads", "width", "positions", "activation", "norm"};
   add_run();
   add_data();
@@ -62,7 +62,7 @@ void GptOptions::add_data() {
   add("--eval-batches", eval_batches,
       "batches of one, spread over the validation part (0: all of it)", whole_number(0));
   add("--sample", sample, "tokens to sample at the end", whole_number(0));
-  plain("--prompt", prompt, "what they go on from (default: a new line)");
+  plain("--prompt", prompt, "text that the sample continues (default: a new line)");
   needs("--prompt", "--sample");
   add("--temperature", temperature, "0 takes the likeliest token", real_number(0));
   add("--top-k", top_k, "only the k likeliest tokens (0: all)", whole_number(0));
@@ -83,7 +83,7 @@ void GptOptions::add_model() {
   add("--lr", lr, "highest learning rate; it falls to a tenth along a cosine", real_number(0));
   plain("--warmup", warmup, "steps in which it rises (default: 5 % of all)", whole_number(0));
   add("--weight-decay", weight_decay, "of matrices; nothing else decays", real_number(0));
-  add("--clip", clip, "largest norm of all gradients together (0: any)", real_number(0));
+  add("--clip", clip, "norm to which all gradients together are clipped (0: off)", real_number(0));
 }
 
 void GptOptions::check() {
@@ -95,25 +95,25 @@ void GptOptions::check() {
   BRRR_CHECK(kernels.empty() || !check_numerics,
              "--kernels: --check-numerics runs every step eagerly, and builds none; leave one out");
   if (warmup < 0) warmup = steps / 20;
-  // An own text is found again unless another is named; whether it is the same is checked later.
+  // --resume uses the checkpoint's text unless --data names another; a hash is compared later.
   if (steps > 0) {
-    hints_.emplace_back("data");
+    saved_defaults_.emplace_back("data");
   } else {
-    for (const char* word : {"steps", "seed"}) std::erase(kept_, word);
-    hints_.emplace_back("seed");  // A sample may have another.
+    for (const char* word : {"steps", "seed"}) std::erase(saved_options_, word);
+    saved_defaults_.emplace_back("seed");  // A sample may use another seed.
   }
 }
 
 bool GptOptions::reads(const fs::path& folder, const fs::path& file) const {
-  if (file == "train.bin") return true;  // Once it is there.
+  if (file == "train.bin") return true;  // Would be read once it exists.
   if (has_train_bin(folder.string())) return file == "val.bin";
-  // As source_files() chooses, but by the name: the file may not be there yet.
+  // The same choice as source_files(), but by name, because the file may not exist yet.
   const auto& endings = brrr::data::kSourceExtensions;
   if (!std::count(endings.begin(), endings.end(), file.extension())) return false;
   fs::path at = folder;
   for (const fs::path& part : file.parent_path()) {
     at /= part;
-    if (brrr::data::is_left_out(at)) return false;
+    if (brrr::data::is_skipped_directory(at)) return false;
   }
   return true;
 }

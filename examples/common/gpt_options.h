@@ -5,7 +5,7 @@
 
 namespace examples {
 
-/// Whether it is a folder of tokens, with train.bin and val.bin, not of sources.
+/// Whether `path` is a folder of token files (train.bin and val.bin), as opposed to sources.
 bool has_train_bin(const std::string& path);
 
 struct GptOptions : TrainingOptions {

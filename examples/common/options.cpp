@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using brrr::shown;
 
 static std::string explain(const CLI::App* app, const CLI::Error& e) {
-  // Values come from checkpoints, too.
+  // shown() escapes the text, because values may come from checkpoints.
   std::string text = fmt::format("{}: {}\n", app->get_name(), shown(e.what(), std::string::npos));
   if (dynamic_cast<const CLI::ExtrasError*>(&e)) {
     text += "the options are";
@@ -33,7 +33,7 @@ static std::string explain(const CLI::App* app, const CLI::Error& e) {
   return text + fmt::format("{} --help explains them\n", app->get_name());
 }
 
-// Nobody is left to hear that this failed.
+// Ignores errors: there is no other place to report them.
 static void say(const std::string& program, const std::string& what) {
   std::fputs(fmt::format("{}: {}\n", program, what).c_str(), stderr);
 }
@@ -83,7 +83,7 @@ Check output_file(bool replaced) {
 
 // --- reading -------------------------------------------------------------------------------------
 
-// CLI11 says what is wrong in its own words.
+// With CLI11's own error messages.
 Check existing_file() { return CLI::ExistingFile; }
 Check existing_folder() { return CLI::ExistingDirectory; }
 Check existing_path() { return CLI::ExistingPath; }
@@ -92,8 +92,8 @@ CommandLine::CommandLine(const char* about, const char* program)
     : app_(std::make_unique<CLI::App>(about, program)) {}
 CommandLine::~CommandLine() = default;
 
-// Read without CLI11, to which 010 is eight, which rounds reals twice, and which leaves out what is
-// empty in a list.
+// Parses values without CLI11, which reads 010 as eight, rounds reals twice and drops empty
+// elements of a list.
 template <class T>
 void CommandLine::plain(const std::string& name, T& v, const std::string& text, const Check& check,
                         bool shows_default) {
@@ -121,7 +121,7 @@ void CommandLine::plain(const std::string& name, T& v, const std::string& text, 
       std::istringstream all(fmt::format("{},", fmt::join(words, ",")));
       for (std::string word; std::getline(all, word, ',');) read_one(word, v.emplace_back());
     } else {
-      for (const std::string& word : words) read_one(word, v);  // What is wrong says what it is.
+      for (const std::string& word : words) read_one(word, v);  // First: reports invalid values.
       if (words.size() > 1) throw CLI::ValidationError(name, "is given twice; give it once");
     }
     return true;
@@ -154,7 +154,7 @@ void CommandLine::excludes(const std::string& option, const std::string& other) 
   app_->get_option(option)->excludes(app_->get_option(other));
 }
 
-// What main returns, if the program ends here.
+// Returns main's exit status if the program ends here.
 std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
   app_->get_formatter()->column_width(34);
   app_->failure_message(explain);
@@ -163,19 +163,20 @@ std::optional<int> CommandLine::parse(const std::vector<std::string>& words) {
     app_->parse(last_first);
     return {};
   } catch (const CLI::ParseError& e) {
-    wrong_ = e.get_exit_code() == 0 ? "a request for help" : e.what();
-    if (brrr::dist::rank() > 0) return e.get_exit_code() == 0 ? 0 : 2;  // The first one says it.
+    parse_error_ = e.get_exit_code() == 0 ? "a request for help" : e.what();
+    if (brrr::dist::rank() > 0) return e.get_exit_code() == 0 ? 0 : 2;  // Rank 0 reports it.
     return app_->exit(e) == 0 ? 0 : 2;
   }
 }
 
-// A name that is not there yet would stay relative, and a link to one a link.
+// An absolute path without links. weakly_canonical() alone leaves the path of a file that does not
+// exist relative, and does not follow a link to such a file.
 static fs::path place(const fs::path& p) {
   std::error_code none;
-  return fs::weakly_canonical(brrr::behind_links(fs::absolute(p, none)), none);
+  return fs::weakly_canonical(brrr::resolve_links(fs::absolute(p, none)), none);
 }
 
-// What one option writes would be what another reads in its folder, once it is there.
+// Throws if one option would write a file that another reads from its folder, now or later.
 void CommandLine::check_folder(const File& folder, const File& file) const {
   std::error_code none;
   if (folder.is_written || !file.is_written || file.name->empty() ||
@@ -188,7 +189,7 @@ void CommandLine::check_folder(const File& folder, const File& file) const {
              folder.option, *folder.name);
 }
 
-// What one option writes would be what another reads or writes.
+// Throws if one option would write a file that another reads or writes.
 void CommandLine::check_files() const {
   std::error_code none;
   for (size_t k = 0; k < files_.size(); ++k) {
@@ -196,7 +197,7 @@ void CommandLine::check_files() const {
     for (size_t n = 0; n < k && !path.empty(); ++n) {
       const fs::path other = *files_[n].name;
       const bool written = files_[k].is_written || files_[n].is_written,
-                 goes_on = files_[k].name == &resume && files_[n].name == resumed_;
+                 goes_on = files_[k].name == &resume && files_[n].name == resume_output_;
       if (!written || goes_on || other.empty() || fs::is_character_file(path, none)) continue;
       BRRR_CHECK(place(path) != place(other), "{} and {} are one file, {}; give each its own",
                  files_[n].option, files_[k].option, path.string());
@@ -213,8 +214,8 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
              "--resume goes on with a run, --init begins one; give one of them");
   if (source().empty()) return {};
   const bool goes_on = !resume.empty();
-  const std::vector<std::string>& same = goes_on ? kept_ : sizes_;
-  brrr::load(source(), saved);  // Checks the file before anything is believed.
+  const std::vector<std::string>& same = goes_on ? saved_options_ : sizes_;
+  brrr::load(source(), saved);  // Checks the whole file before its content is used.
   if (goes_on) adapt(saved);
   std::set<std::string> given;
   const auto take = [&](const std::string& key) {
@@ -224,12 +225,12 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
       words.push_back("--" + key + "=" + saved[key]);
   };
   for (const std::string& key : same) {
-    BRRR_CHECK(saved.count(key), "{}: it is no checkpoint of {}: it has no {}", source_option(),
+    BRRR_CHECK(saved.count(key), "{}: it is not a checkpoint of {}: it has no {}", source_option(),
                app_->get_name(), key);
     BRRR_CHECK(!saved[key].empty(), "{}: its {} is empty: it is damaged", source_option(), key);
     take(key);
   }
-  for (const std::string& key : hints_) {
+  for (const std::string& key : saved_defaults_) {
     if (goes_on && !saved[key].empty()) take(key);
   }
   if (const auto code = parse(words)) {
@@ -237,7 +238,7 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
     return code;
   }
   check_files();
-  const brrr::Metadata now = kept();
+  const brrr::Metadata now = saved_options();
   for (const std::string& key : same) {
     const bool free = goes_on && !std::count(sizes_.begin(), sizes_.end(), key);
     BRRR_CHECK(
@@ -249,25 +250,25 @@ std::optional<int> CommandLine::read(std::vector<std::string> words) {
   return {};
 }
 
-// Processes that join share the processors, unless they know how many threads they are to have.
+// Sets BRRR_NUM_THREADS before dist::init(): without it, processes divide the processors there.
 void CommandLine::use_threads(std::vector<std::string> words) {
   try {
     std::reverse(words.begin(), words.end());
     app_->parse(words);
   } catch (const CLI::ParseError&) {
-    return;  // It is said when it is known who says it.
+    return;  // read() reports the error, after dist::init(), on rank 0 only.
   }
   if (threads > 0) setenv("BRRR_NUM_THREADS", std::to_string(threads).c_str(), 1);
 }
 
-// What is printed into a full disk is not taken for a result.
+// Fails if standard output could not be written, for example to a full disk.
 static int after_output(const std::string& program, int code) {
   if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return code;
   say(program, "standard output cannot be written");
   return code == 0 ? 1 : code;
 }
 
-// Who started without an output would have the first file that is opened for one.
+// Opens missing standard streams: otherwise the first file that is opened would become one of them.
 static void keep_standard_files() {
   int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDONLY);
@@ -278,15 +279,15 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
   namespace dist = brrr::dist;
   bool joined = false;
   keep_standard_files();
-  std::signal(SIGXFSZ, SIG_IGN);  // Who writes more than the limit is told, not killed.
+  std::signal(SIGXFSZ, SIG_IGN);  // Exceeding the file size limit is then an error of write().
   try {
     use_threads({argv + 1, argv + argc});
     dist::init();
     joined = true;
     if (dist::rank() > 0 && !std::freopen("/dev/null", "w", stdout)) return 1;
     const auto code = read({argv + 1, argv + argc});
-    // All that is wrong with one's own the first process has said already.
-    dist::check_alike("the processes' command lines", {wrong_});
+    // Rank 0 has already reported an error that all ranks share.
+    dist::check_alike("the processes' command lines", {parse_error_});
     return after_output(app_->get_name(), code ? *code : body());
   } catch (const std::exception& e) {
     std::fflush(stdout);
@@ -296,9 +297,9 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
   }
 }
 
-brrr::Metadata CommandLine::kept() const {
+brrr::Metadata CommandLine::saved_options() const {
   brrr::Metadata all;
-  for (const std::string& key : kept_) all[key] = texts_.at(key)();
+  for (const std::string& key : saved_options_) all[key] = texts_.at(key)();
   return all;
 }
 

@@ -1,6 +1,6 @@
 // Your own step: change the model, the loss and the batches here. `overhead --own` measures it in
-// every mode and says what bounds it; `lab` judges it in three sizes, and `lab --model own` doubles
-// its batches.
+// every mode and reports what bounds it; `lab` diagnoses it in three sizes, and `lab --model own`
+// runs batch doubling on it.
 #include "examples/common/task.h"
 
 namespace examples {
@@ -11,7 +11,7 @@ using brrr::Tensor;
 
 constexpr int64_t kInputs = 32, kClasses = 10;
 
-// A gated cell that is applied four times; and if asked, a long vector that is scaled and shifted.
+// A gated cell that is applied four times; with o.scales, also a vector that is scaled and shifted.
 class Own : public brrr::models::Module {
  public:
   explicit Own(const OwnOptions& o)

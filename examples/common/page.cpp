@@ -4,7 +4,7 @@
 
 namespace examples {
 
-// Beside the pictures' style, whose colours it uses.
+// Added to picture_style(), whose colours it uses.
 constexpr const char* kStyle = R"css(
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--fg);
@@ -44,7 +44,7 @@ td.word { text-align: left; }
 }
 )css";
 
-// As RFC 4180 has it.
+// Quoted as in RFC 4180.
 static std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n") == std::string::npos) return text;
   std::string t = "\"";
@@ -55,7 +55,7 @@ static std::string csv_field(const std::string& text) {
 Datum percent(double share) { return {fmt::format("{:.0f} %", 100 * share), share}; }
 Datum times(double factor) { return {fmt::format("{:.2f}x", factor), factor}; }
 
-// Right-aligned columns.
+// With right-aligned columns.
 std::string Sheet::text() const {
   std::vector<size_t> width;
   for (const std::string& h : header) width.push_back(h.size());
@@ -77,7 +77,7 @@ std::string Sheet::csv() const {
   std::string t;
   for (const std::string& h : header) t += csv_field(h) + ',';
   for (const auto& row : rows) {
-    t.back() = '\n';  // For the last comma.
+    t.back() = '\n';  // Replaces the last comma.
     for (const Datum& d : row) {
       t += csv_field(d.value.is_string() ? d.value.get<std::string>() : d.value.dump()) + ',';
     }
@@ -140,7 +140,7 @@ std::string Page::html() const {
   for (size_t i = 0; i < headings_.size(); ++i) {
     nav += fmt::format("<li><a href=\"#s{}\">{}</a></li>\n", i + 1, html_escape(headings_[i]));
   }
-  // The contents stand between the leading words and the first section.
+  // The table of contents goes between the lead and the first section.
   const size_t first = std::min(body_.find("<h2 "), body_.size());
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"

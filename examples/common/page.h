@@ -1,5 +1,5 @@
 #pragma once
-// A report that is one HTML file: text, pictures and tables; no scripts, nothing from elsewhere.
+// A self-contained HTML report: text, pictures and tables, no scripts, no external resources.
 
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace examples {
 
-/// A figure in a table: as people read it, and as it is.
+/// A table cell: the text to show and the exact value.
 struct Datum {
   std::string text;
   brrr::bench::Json value;
@@ -23,10 +23,10 @@ struct Datum {
 Datum percent(double share);  ///< "12 %".
 Datum times(double factor);   ///< "1.23x".
 
-/// A table that can be shown everywhere.
+/// A table that can be output as text, CSV, HTML and JSON.
 struct Sheet {
-  std::string name = {};   ///< Of its file: "roofline".
-  std::string title = {};  ///< For people.
+  std::string name = {};   ///< File name without extension: "roofline".
+  std::string title = {};  ///< Heading.
   std::vector<std::string> header = {};
   std::vector<std::vector<Datum>> rows = {};
 
@@ -40,14 +40,14 @@ class Page {
  public:
   Page(std::string title, std::string subtitle);
 
-  /// What the page is about, in large type.
+  /// A paragraph in large type.
   void lead(const std::string& text) { element("p", "lead", text); }
   void heading(const std::string& text);
   void paragraph(const std::string& text) { element("p", "", text); }
   void note(const std::string& text) { element("p", "note", text); }
-  /// Side by side where there is room.
+  /// Side by side if the page is wide enough.
   void pictures(const std::vector<Picture>& all);
-  /// Closed at first.
+  /// Collapsed initially.
   void table(const Sheet& sheet);
 
   std::string html() const;

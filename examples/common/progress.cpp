@@ -1,4 +1,4 @@
-// What a run prints and writes on its way.
+// Progress output of a run: the line on the screen, --loss-csv and --log.
 #include "examples/common/training.h"
 
 #include <fmt/format.h>
@@ -19,10 +19,10 @@ using brrr::bench::seconds_since;
 
 double plain(double v) { return std::isnan(v) ? std::numeric_limits<double>::quiet_NaN() : v; }
 
-// --- files that go on ----------------------------------------------------------------------------
+// --- files that a resumed run continues ----------------------------------------------------------
 
-// A run that goes on from a checkpoint makes the steps after it again: lines that one that was
-// killed wrote of those go, and one that it did not end. step_of(line) is the step that it is of.
+// A resumed run repeats the steps after its checkpoint: drops the lines that a killed run wrote of
+// those, and an incomplete last line. step_of(line) is the step of a line.
 template <class F>
 static std::string lines_until(const std::string& path, int64_t step, const F& step_of) {
   std::string kept;
@@ -42,23 +42,23 @@ static std::ofstream open_lines(const TrainingOptions& o, int64_t step) {
                  return says ? j["step"].get<int64_t>() : 0;
                }));
   }
-  // Another run's lines may come into one file with these, but not over them.
+  // Appends, so that two runs that share a file do not overwrite each other's lines.
   std::ofstream log(o.log, std::ios::app);
   BRRR_CHECK(log.is_open(), "--log: {} cannot be written", o.log);
   if (o.resume.empty() && std::filesystem::is_regular_file(o.log)) {
-    log << '\n' << std::flush;  // A full disk is found out now, not at the first line.
+    log << '\n' << std::flush;  // Detects a full disk now, not at the first line.
     std::filesystem::resize_file(o.log, 0);
   }
   return log;
 }
 
-// The lines of another run go at once: one that goes on later would take them for its own.
+// Drops the lines of another run immediately: a later --resume would take them for its own.
 static std::ofstream open_losses(const TrainingOptions& o, int64_t first) {
   std::string text = "step,loss\n";
   if (!o.resume.empty()) {
     text += lines_until(o.loss_csv, first, [](const std::string& line) {
       const int64_t at = number_of(line.substr(0, line.find(',')));
-      return at > 0 ? at : std::numeric_limits<int64_t>::max();  // Not the line above the losses.
+      return at > 0 ? at : std::numeric_limits<int64_t>::max();  // Drops the header line.
     });
   }
   write_file(o.loss_csv, text);
@@ -75,14 +75,14 @@ RunLog::RunLog(const TrainingOptions& o, int64_t first) : options_(o), next_(fir
 RunLog::~RunLog() {
   if (pending_.empty() || !losses_.is_open()) return;
   try {
-    read();  // What came before the exception that ends the run.
+    read();  // The losses before the exception that ends the run.
   } catch (const std::exception&) {
     return;  // The device itself has failed.
   }
 }
 
 void RunLog::add(const brrr::Tensor& loss) {
-  constexpr size_t most = 1024;  // Tensors that a run keeps which prints nothing.
+  constexpr size_t most = 1024;  // Bounds the losses that a run without output keeps.
   pending_.push_back(loss);
   if (pending_.size() == most) read();
 }
@@ -119,7 +119,7 @@ void RunLog::flush() {
 
 ProgressLine::ProgressLine(int64_t first, int64_t total)
     : first_(first),
-      total_(total),  // mpirun gives a process a terminal, and takes what comes to a file.
+      total_(total),  // Under mpirun stdout is a terminal even if mpirun's output goes to a file.
       terminal_(brrr::dist::size() == 1 && isatty(STDOUT_FILENO) != 0) {}
 
 ProgressLine::~ProgressLine() {
@@ -131,7 +131,7 @@ void ProgressLine::show(int64_t at, const std::string& figures, bool milestone) 
   const std::string line =
       fmt::format("step {:>{}}/{}  {}{}", at, fmt::formatted_size("{}", total_), total_, figures,
                   remaining(at));
-  // The rest of a longer line before it is erased, not overwritten with blanks.
+  // \033[K erases the rest of a longer previous line.
   fmt::print("{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\033[K" : "");
   if (milestone) std::fputc('\n', stdout);
   open_ = !milestone;
@@ -144,7 +144,7 @@ double ProgressLine::seconds_left(int64_t at) const {
          static_cast<double>(at - first_);
 }
 
-// 75 s as "1:15", 4000 s as "1:06:40".
+// Formats 75 s as "1:15", 4000 s as "1:06:40".
 std::string ProgressLine::remaining(int64_t at) const {
   const auto s = static_cast<int64_t>(std::ceil(seconds_left(at)));
   if (s == 0) return "";

@@ -39,7 +39,7 @@ std::string times_table(const Report& r, Pick pick) {
   return t.text();
 }
 
-// Milliseconds once over microseconds gained in every step.
+// The one-time milliseconds divided by the microseconds gained per step.
 std::string break_even(const SizeResult& s, const OneTime& once) {
   const double gain = s.of(Way::Eager).queued.median - s.of(Way::Graph).queued.median;
   return gain > 0 ? fmt::format("{:.0f}", std::ceil(once.total() * 1e3 / gain)) : "never";
@@ -90,7 +90,7 @@ std::string turning_point(const Report& r, Anatomy SizeResult::*anatomy) {
   return from > 0 ? fmt::format("from batch {} on", from) : "at none of these sizes";
 }
 
-// One model; the reports differ in their devices.
+// Reports of one model on several devices.
 std::string devices_table(std::span<const Report> reports) {
   Sheet t{.header = {"batch"}};
   for (const Report& r : reports) {
@@ -112,8 +112,8 @@ std::string devices_table(std::span<const Report> reports) {
   return t.text();
 }
 
-// Other programs on the cores make every figure worse, and unequally so. Waiting for a GPU is no
-// such thing.
+// Other programs on the cores worsen the figures, and unequally so. Ignores GPUs: there the thread
+// waits for the device.
 std::string busy_text(const std::vector<Report>& all) {
   double share = 1;
   for (const Report& r : all) {
@@ -187,7 +187,7 @@ Json json_of(const Report& r) {
                 brrr::name(l.device), l.threads, gpu, json_of(l), versions(), sizes);
 }
 
-// Each device once.
+// Each device's peak once.
 std::string peaks_text(const std::vector<Report>& all) {
   std::vector<std::string> peaks;
   for (const Report& r : all) {
@@ -202,8 +202,7 @@ std::string summary_text(const Report& r) {
   std::string t = fmt::format("\n{} on {}, {} size{}", r.model, brrr::name(r.limits.device),
                               r.sizes.size(), r.sizes.size() == 1 ? "" : "s");
   if (r.sizes.size() < 5) return t + " only: too few to say what graph mode gains\n";
-  // What graph mode removes is the lesser part of such a step: without one the least gain is not
-  // among these.
+  // Graph mode gains least on compute-bound steps: without one the smallest gain is not measured.
   const auto bound = std::count_if(r.sizes.begin(), r.sizes.end(), [](const SizeResult& s) {
     return s.eager.split.bound() == std::string("compute");
   });
@@ -217,7 +216,7 @@ std::string summary_text(const Report& r) {
                          gain_text(r, &Cell::latency, Way::Frozen));
 }
 
-// Queued times, and the gains over eager.
+// Charts of the queued times and of the gains over eager.
 void add_charts(const Report& r, std::vector<Picture>& pictures) {
   LineChart times{.title = fmt::format("{} on {}, {}, {} thread(s)", short_name(r.model),
                                        brrr::name(r.limits.device), r.optimizer, r.limits.threads),
@@ -309,7 +308,7 @@ std::string notes_text(const std::vector<Report>& all) {
     last = r.model;
   }
   t += fmt::format(
-      "    gain: eager over graph+fusion. frozen: the function is not run any more.\n"
+      "    gain: eager over graph+fusion. frozen: the function no longer runs.\n"
       "    Inputs rotate over 16 batches; the learning rate changes in every step.\n"
       "[2] FLOP and bytes are counted by the ops' rows, not measured: a kernel takes at least its\n"
       "    FLOP at the measured peak ({}) or its bytes at the copy bandwidth measured\n"

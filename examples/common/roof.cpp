@@ -8,15 +8,15 @@ namespace examples {
 
 using brrr::Tensor;
 
-// By a factor near 1, so that many of them leave numbers of ordinary size.
+// Uses a factor near 1, so that many multiplications do not underflow.
 static Tensor multiplied(const Tensor& x, int64_t times) {
   Tensor y = x * 0.999;
   for (int64_t i = 1; i < times; ++i) y = y * 0.999;
   return y;
 }
 
-// On the CPU it is measured now, for memory is shared with other machines: what is to be compared
-// with it runs directly before.
+// On the CPU the copy is measured immediately, right after the time it is compared with, because
+// virtual machines share the memory bandwidth.
 static double copy_gbs(const brrr::bench::Limits& limits, const Tensor& x) {
   const auto bytes = static_cast<size_t>(x.numel()) * sizeof(float);
   if (limits.on_gpu()) return limits.gb_per_second(2.0 * static_cast<double>(bytes));
@@ -65,11 +65,11 @@ Knee Roofline::knee() const {
   }
   if (level.empty() || slope <= 0) return {};
   const auto [lo, hi] = std::minmax_element(level.begin(), level.end());
-  const double uneven = *hi / *lo - 1;
-  return {brrr::bench::median(level) / slope, uneven};
+  const double variation = *hi / *lo - 1;
+  return {brrr::bench::median(level) / slope, variation};
 }
 
-std::string Roofline::seen() const {
+std::string Roofline::findings() const {
   const RoofPoint &first = points.front(), &last = points.back();
   double best = 0;
   for (const RoofPoint& p : points) best = std::max(best, p.flops() / p.fused * 1e-9);
@@ -85,7 +85,7 @@ std::string Roofline::seen() const {
     t += fmt::format(
         " The measured knee is at {:.0f}, {:+.0f} % from there; up to half of it the time varies "
         "by {:.0f} %.",
-        measured.at, 100 * (measured.at / free_repeats() - 1), 100 * measured.uneven);
+        measured.at, 100 * (measured.at / free_repeats() - 1), 100 * measured.variation);
   }
   return t;
 }

@@ -17,11 +17,11 @@ namespace examples {
 
 namespace {
 
-// Steps whose result is compared. The modes make as many of them; of those timed the faster one
-// makes more.
+// The parameters are compared after this number of steps in each mode; in the timed runs the faster
+// mode makes more steps.
 constexpr int64_t kCompared = 10;
 
-// A step over and over on one batch, as timed() takes it.
+// Repeats a step on one batch; the interface is that of timed().
 struct Repeated {
   Trainer& trainer;
   std::vector<brrr::Tensor> first;
@@ -42,7 +42,7 @@ struct Repeated {
 };
 
 // The sum over all processes.
-int64_t of_all(uint64_t n) {
+int64_t sum_over_ranks(uint64_t n) {
   const brrr::Tensor own = brrr::full({1}, static_cast<int64_t>(n), brrr::kInt64);
   return brrr::dist::all_reduce(own).item<int64_t>();
 }
@@ -65,11 +65,11 @@ Json measure_row(const Task& task, const Batches& batches, const std::string& op
           {"under_way_ms", cost.under_way_ms},
           {"waited_ms", cost.waited_ms},
           {"parameters", fmt::format("{:016x}", parameters)},
-          {"fallbacks", of_all(stats.fallbacks)},
+          {"fallbacks", sum_over_ranks(stats.fallbacks)},
           {"last_fallback", stats.last_fallback}};
 }
 
-// One word of a shell's command.
+// Quotes a word for the shell.
 std::string quoted(const std::string& word) {
   std::string out = "'";
   for (char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
@@ -77,8 +77,8 @@ std::string quoted(const std::string& word) {
 }
 
 std::string command_of(int ranks, const std::vector<std::string>& arguments) {
-  // Open MPI starts no more processes than there are cores unless it is told to. Containers run as
-  // root, which it asks to confirm.
+  // By default Open MPI refuses to start more processes than cores, and to run as root, which is
+  // usual in containers.
   std::string command = "OMPI_MCA_rmaps_base_oversubscribe=1 ";
   if (geteuid() == 0) command += "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ";
   const auto program = own_path().parent_path() / "overhead";
@@ -87,7 +87,7 @@ std::string command_of(int ranks, const std::vector<std::string>& arguments) {
   return command;
 }
 
-// Eager mode comes first, of every task, batch and number of processes.
+// For each task, batch and number of processes, eager mode's row comes first.
 void check_row(const Json& r, const std::string& eager_parameters, Scaling& all) {
   const auto mode = r["mode"].get<std::string>();
   const auto ranks = r["ranks"].get<int64_t>(), fallbacks = r["fallbacks"].get<int64_t>();

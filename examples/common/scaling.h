@@ -1,5 +1,5 @@
 #pragma once
-// What a step gains from more processes: `overhead --ranks`.
+// Measures how a step scales with the number of processes: `overhead --ranks`.
 
 #include <string>
 #include <vector>
@@ -9,23 +9,23 @@
 
 namespace examples {
 
-/// What a process that mpirun has started measures with the others, a JSON line on stdout from the
-/// first of them.
+/// Runs in each process that mpirun has started: measures all tasks; rank 0 prints a JSON line for
+/// each figure.
 void print_scaling_row(const std::vector<Task>& tasks, const std::string& optimizer,
                        double seconds);
 
 struct Scaling {
-  /// A step on so many processes: task, mode, batch, ranks, ms, samples_per_s, the gain in those
-  /// over one process, the mb that each sends, under_way_ms while at least one exchange was,
-  /// waited_ms by the computation; a checksum of the parameters after as many steps in each mode,
-  /// the fallbacks of all processes, and the last_fallback's reason.
+  /// A row per configuration: task, mode, batch, ranks, ms, samples_per_s, its gain over one
+  /// process, the mb that each process sends, under_way_ms with at least one exchange in flight,
+  /// waited_ms by the computation; a checksum of the parameters after the same number of steps in
+  /// each mode, the fallbacks of all processes, and last_fallback, its reason.
   std::vector<Json> rows;
-  std::vector<Sheet> sheets;            ///< A table of them for each task.
-  std::vector<std::string> complaints;  ///< Why they cannot be trusted.
-  int64_t compared = 0;                 ///< Rows of graph mode that were held against eager's.
+  std::vector<Sheet> sheets;            ///< The rows as a table for each task.
+  std::vector<std::string> complaints;  ///< Why the figures cannot be trusted.
+  int64_t compared = 0;                 ///< Graph mode rows that were compared with eager mode.
 };
-/// Starts the program overhead, beside this one, on 1, 2, .. `most` processes under mpirun, with
-/// `arguments`. Throws brrr::Error if there is no mpirun or a run fails.
+/// Runs the program overhead, from this program's folder, on 1, 2, .. `most` processes under mpirun
+/// with `arguments`. Throws brrr::Error if there is no mpirun or a run fails.
 Scaling measure_scaling(int most, const std::vector<std::string>& arguments);
 
 }  // namespace examples

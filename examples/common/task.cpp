@@ -61,8 +61,8 @@ Anatomy dissect(Trainer& trainer, double us, int64_t steps) {
   constexpr int64_t warm_up = 3;
   for (int64_t i = 0; i < warm_up; ++i) trainer.scheduled_step(i);
   brrr::Profile profile;
-  // In turns of about a millisecond, and each turn beside its neighbour: the machine's speed
-  // changes from second to second, and a few short steps show little but chance.
+  // Alternates turns of about a millisecond with and without the profile and compares neighbours,
+  // because the machine's speed changes from second to second and single short steps are noisy.
   const auto a_turn = static_cast<int64_t>(std::clamp(1e3 / us, 1.0, static_cast<double>(steps)));
   std::vector<double> ratios;
   const brrr::Device device = trainer.device();
@@ -81,7 +81,7 @@ Anatomy dissect(Trainer& trainer, double us, int64_t steps) {
   }
   const brrr::TimeSplit t = profile.total();
   Anatomy a;
-  a.of_the_clock = median(ratios);
+  a.profile_ratio = median(ratios);
   a.split = t.each(static_cast<double>(steps), us);
   a.steps = steps;
   a.kinds = profile.kinds();

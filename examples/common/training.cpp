@@ -47,15 +47,15 @@ void TrainingOptions::add_saving(const std::string& name) {
   add_output(name, checkpoint, "checkpoint (safetensors) to write at the end");
   add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0));
   needs("--save-every", name);
-  add_output("--log", log, "figures of every line as JSON, a line each", false);
+  add_output("--log", log, "write the figures of every line as a line of JSON", false);
   add_output("--kernels", kernels, "write the text of the kernels that graph mode generated here");
   add_input("--resume", resume, "checkpoint to go on from, with the options it was made with",
             existing_file());
   add_input("--init", init,
             "checkpoint whose weights a new run begins with: other data, more steps",
             existing_file());
-  resumed_ = &checkpoint;
-  hints_ = {"log-every"};
+  resume_output_ = &checkpoint;
+  saved_defaults_ = {"log-every"};
 }
 
 void TrainingOptions::add_batch(const std::string& what) {
@@ -64,8 +64,8 @@ void TrainingOptions::add_batch(const std::string& what) {
       "forward and backward passes in a step, in each process that mpirun starts",
       whole_number(1, INT32_MAX));
   add("--shard", shard,
-      "of what each process that mpirun starts keeps only its part: none, optimizer (the state), "
-      "gradients (and those); the bits are the same",
+      "what mpirun's processes divide instead of each keeping all of it: none, optimizer (its "
+      "state), gradients (and those); the bits are the same",
       one_of({"none", "optimizer", "gradients"}));
 }
 
@@ -87,7 +87,7 @@ void TrainingOptions::check_memory(const std::string& sizes, double parameters) 
 }
 
 brrr::Metadata TrainingOptions::to_save() const {
-  brrr::Metadata all = kept();
+  brrr::Metadata all = saved_options();
   all["accumulate"] = std::to_string(passes());
   all["log-every"] = std::to_string(log_every);
   return all;
@@ -113,10 +113,10 @@ uint64_t checksum(const std::vector<brrr::Tensor>& tensors) {
 
 // --- the loop ------------------------------------------------------------------------------------
 
-static std::atomic<int> interrupted{0};  // By which signal.
-constexpr int kLooks = 5;                // Steps of a profile.
+static std::atomic<int> interrupted{0};  // The signal's number.
+constexpr int kProfiledSteps = 5;
 
-// Of tensors.
+// Peak memory of tensors.
 static double peak_megabytes(brrr::Device device) {
   return static_cast<double>(brrr::memory_stats(device).peak) * 1e-6;
 }
@@ -171,12 +171,12 @@ double Training::one_step(RunLog& log, bool look) {
   const double spent = seconds_since(begin), built = once_seconds(step_.stats()) - once;
   pace_.seconds += std::max(0.0, spent - built);
   ++pace_.steps;
-  pace_.units += unit().a_step;
+  pace_.units += unit().per_step;
   return loss;
 }
 
-// Some steps, once, are looked at: they count for the run, but not for its pace.
-double Training::watched_step(RunLog& log, bool look) {
+// Profiles kProfiledSteps steps, once per run. They train, but do not count for the pace.
+double Training::profiled_step(RunLog& log, bool look) {
   const Pace before = pace_;
   const brrr::Profile profile;
   const double loss = one_step(log, look);
@@ -187,18 +187,18 @@ double Training::watched_step(RunLog& log, bool look) {
     flops_ += row.flops;
     bytes_ += row.bytes;
   }
-  if (++looks_ < kLooks) return loss;
-  flops_ /= kLooks;
-  bytes_ /= kLooks;
+  if (++profiled_steps_ < kProfiledSteps) return loss;
+  flops_ /= kProfiledSteps;
+  bytes_ /= kProfiledSteps;
   peak_gflops_ = brrr::device_limits(device).gflops_of(compute_dtype());
   return loss;
 }
 
-// Where the time of a step went, if the run was long enough for it to be looked at.
+// The breakdown of a step's time; empty if the run was too short to profile.
 std::string Training::summary() const {
   if (peak_gflops_ == 0 || pace_.steps == 0) return "";
   const double us = 1e3 * pace_.step_ms();
-  const brrr::TimeSplit t = split_.each(kLooks, us);
+  const brrr::TimeSplit t = split_.each(kProfiledSteps, us);
   return fmt::format(
       "a step, {:.2f} ms: compute {:.0f} %, memory {:.0f} %, overhead {:.0f} %; {} MFLOP, {} MB "
       "moved; {:.1f} GFLOP/s, {:.0f} % of the peak of {:.0f}\n",
@@ -214,7 +214,7 @@ void Training::restore(brrr::models::Module& model, brrr::Stateful* data) {
             .loader = data,
             .scaler = scaler.get()};
   const brrr::Metadata saved = options_.checkpoint.empty() ? brrr::Metadata() : notes();
-  for (const auto& [key, text] : saved) {  // Not when all steps are made.
+  for (const auto& [key, text] : saved) {  // Now, not in the first checkpoint after many steps.
     BRRR_CHECK(brrr::data::is_utf8(text),
                "--{} {}: its name is not UTF-8, and a checkpoint could not keep it; rename it", key,
                text);
@@ -223,7 +223,7 @@ void Training::restore(brrr::models::Module& model, brrr::Stateful* data) {
   if (!options_.resume.empty()) {
     brrr::load_checkpoint(options_.resume, parts_);
     step = parts_.step;
-    // (Who only samples has none.)
+    // (A run that only samples has no schedule.)
     BRRR_CHECK(!schedule || schedule->steps() == step,
                "--resume {}: it is of step {}, its learning rate of step {}: it is damaged",
                options_.resume, step, schedule->steps());
@@ -236,12 +236,12 @@ void Training::restore(brrr::models::Module& model, brrr::Stateful* data) {
   brrr::TrainingState weights{.model = parts_.model};
   const brrr::RngState drawn = brrr::rng_state();
   brrr::load_checkpoint(options_.init, weights);
-  brrr::set_rng_state(drawn);  // The new run's own, not the old one's.
+  brrr::set_rng_state(drawn);  // A new run does not continue the old run's stream.
   fmt::print("begins with the weights of {}, made in {} steps\n", options_.init, weights.step);
 }
 
-// Of gradients that processes keep apart only their owner knows.
-std::string Training::first_bad() const {
+// Collective, because only its owner has a sharded gradient.
+std::string Training::describe_nonfinite() const {
   namespace dist = brrr::dist;
   std::string bad = brrr::models::first_nonfinite(*parts_.model);
   const brrr::Tensor found = dist::all_gather(brrr::full({1}, bad.empty() ? 0 : 1));
@@ -253,15 +253,15 @@ std::string Training::first_bad() const {
 double Training::finite_loss(RunLog& log, int64_t at) const {
   const double loss = log.read();
   BRRR_CHECK(std::isfinite(loss), "the loss is {}{} by step {}: {}; try a smaller --lr", loss,
-             log.where(), at, first_bad());
+             log.where(), at, describe_nonfinite());
   return loss;
 }
 
 void Training::save(RunLog& log) {
-  finite_loss(log, step);  // A run that has gone wrong keeps its last good checkpoint.
-  // Who goes on from the checkpoint finds the losses and lines before it, or there is none.
+  finite_loss(log, step);  // Throws before it would overwrite the last good checkpoint.
+  // Before the checkpoint: a resumed run expects the losses and lines of all steps up to it.
   log.flush();
-  // The loss was that of the parameters before the last update.
+  // The loss was computed before the last update: check the updated parameters, too.
   const std::string bad = brrr::models::first_nonfinite(parts_.model->named_parameters());
   BRRR_CHECK(bad.empty(),
              "the parameters are not finite after step {}: first {}; they go to no "
@@ -293,7 +293,7 @@ brrr::Tensor Training::add_gradients(const brrr::Tensor& x, const brrr::Tensor& 
     return sum * (1.0 / static_cast<double>(o.passes()));
   };
   if (ranks == 1) return o.passes() > 1 ? mean(losses) : losses[0];
-  // All passes' in their order, as one process adds them that makes all.
+  // Sums the passes in the order in which a single process would.
   const brrr::Tensor all = brrr::dist::all_gather(brrr::cat(losses));
   const brrr::Tensor each = all.view({ranks, o.accumulate}).sum({1});
   return brrr::cat({mean(all.split(1)), each});
@@ -310,8 +310,8 @@ static std::string exchange_line(int64_t steps) {
       cost.waited_ms, 100 * cost.hidden());
 }
 
-// What each process has of the training state, and how much memory its tensors took.
-std::string Training::kept_line() const {
+// Each process's share of the training state, and its peak of tensor memory.
+std::string Training::sharding_line() const {
   if (brrr::dist::size() == 1) return "";
   double gradients = 0;
   for (const brrr::Tensor& g : brrr::optim::distinct_gradients(optimizer->parameters())) {
@@ -343,23 +343,23 @@ int Training::train() {
                                       fmt::format("--stop-at {}", o.stop_at),
                                       fmt::format("--save-every {}", o.save_every),
                                       o.checkpoint.empty() ? "nothing to save" : "a file to save"};
-  for (const auto& [name, value] : o.kept()) options.push_back("--" + name + " " + value);
-  // Files of one name may differ between machines.
+  for (const auto& [name, value] : o.saved_options()) options.push_back("--" + name + " " + value);
+  // Files of the same name may differ between machines.
   if (brrr::dist::size() > 1) options.push_back(fmt::format("data of hash {:016x}", data_hash()));
   brrr::dist::check_alike("the options of the processes", options);
   try {
     return run();
   } catch (const std::exception& e) {
     if (brrr::dist::size() == 1) throw;
-    end_all(e.what());  // While what is on its way to others is still there.
+    end_all(e.what());  // Before buffers of exchanges in flight are destroyed.
   }
 }
 
 int Training::run() {
   const TrainingOptions& o = options_;
-  // The interrupt key, a batch system's time limit, a terminal that is closed, and a reader of what
-  // is printed that is gone, as in `train_gpt | tee log` by that same key. Whoever started the run
-  // may have it go on without the latter two. mpirun ends all processes by itself.
+  // Ctrl-C, a batch system's time limit, a closed terminal, and a reader of stdout that has exited,
+  // like tee in `train_gpt | tee log` after Ctrl-C. The last two stay ignored if they were ignored
+  // at the start (nohup). Under mpirun no handlers: it ends all processes itself.
   const auto on_signals = [](void (*handler)(int)) {
     if (brrr::dist::size() > 1) return;
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
@@ -373,37 +373,37 @@ int Training::run() {
   });
   RunLog log(o, step);
   const int64_t first = step;
-  constexpr double worth_a_look = 1;  // Seconds of training.
+  constexpr double profile_after = 1;  // In seconds of training.
   const int64_t end = o.end();
   {
     ProgressLine line(step, end);
     Pace last;
     while (step < end && !interrupted) {
-      // Whether the next step is an n-th.
+      // Whether the next step is a multiple of `every`.
       const auto due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };
       const bool tests = due(o.eval_every), saves = due(o.save_every),
                  logs = due(o.log_every) || tests || step + 1 == end;
       const bool reads = logs || saves || line.on_terminal(),
-                 watched = looks_ < kLooks && pace_.seconds > worth_a_look;
-      const double loss = watched ? watched_step(log, reads) : one_step(log, reads);
+                 profiled = profiled_steps_ < kProfiledSteps && pace_.seconds > profile_after;
+      const double loss = profiled ? profiled_step(log, reads) : one_step(log, reads);
       Progress now{.step = step, .loss = loss, .pace = pace_ - last};
       now.eta_s = line.seconds_left(step);
-      if (tests && step < end) now.tested = test();  // The summary says the last one.
-      // A terminal is slower than a step: it sees every 16th.
+      if (tests && step < end) now.tested = test();  // The summary has the last test.
+      // Terminal output can take longer than a step: update it every 16th step.
       if (logs || step % 16 == 0) line.show(step, text_of(now), logs);
       if (logs) {
         last = pace_;
         log.write(json_of(now));
-        log.flush();  // Now, not after hours of steps that no checkpoint may have.
+        log.flush();  // Detects an error now, not after hours of steps without a checkpoint.
       }
       if (saves) save(log);
     }
   }
   save(log);
-  on_signals(SIG_DFL);  // What follows can be broken off.
+  on_signals(SIG_DFL);  // The rest may be interrupted.
   if (interrupted) {
     fmt::print("stopped by a signal after step {}\n", step);
-    std::fflush(stdout);  // Here it ends if that was for want of a reader.
+    std::fflush(stdout);  // Ends here, by SIGPIPE, if stdout has no reader.
   }
   fmt::print("{}\n{}", result(),
              pace_.steps == 0
@@ -415,7 +415,7 @@ int Training::run() {
                s.replays, s.recordings, s.fallbacks, once_seconds(s) * 1e3);
   }
   fmt::print("\n{}{}{}parameters {:016x}  (checksum of their bytes: the same in both modes)\n",
-             summary(), exchange_line(step - first), kept_line(),
+             summary(), exchange_line(step - first), sharding_line(),
              checksum(parts_.model->parameters()));
   if (o.explain) fmt::print("\n{}", step_.explain());
   if (!o.kernels.empty() && brrr::dist::rank() == 0) write_file(o.kernels, step_.source());

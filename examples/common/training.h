@@ -1,5 +1,5 @@
 #pragma once
-// What the training programs share: options, the loop, what they print and keep of a run.
+// Shared by the training programs: options, the training loop, progress output and checkpoints.
 
 #include <brrr/brrr.h>
 
@@ -24,19 +24,19 @@ struct TrainingOptions : CommandLine {
 
   int64_t end() const { return stop_at > 0 ? std::min(stop_at, steps) : steps; }
   brrr::Mode step_mode() const;
-  /// Backward passes of a step, of all processes: what a checkpoint calls `accumulate`.
+  /// Backward passes per step of all processes; a checkpoint stores this as `accumulate`.
   int64_t passes() const { return accumulate * brrr::dist::size(); }
-  /// Throws where a step's batch is a slip of the pen, or has no kernels to write.
+  /// Throws if a step's batch is absurdly large, or if --kernels is given in eager mode.
   void check_step() const;
-  /// A slip of the pen must not fill the memory for minutes before it fails: throws where training
-  /// so many parameters, which are what `sizes` says, takes more than this machine has.
+  /// Throws if training this number of parameters needs more memory than the machine has, so that a
+  /// typo does not fill the memory for minutes first. `sizes` names the options in the message.
   static void check_memory(const std::string& sizes, double parameters);
   brrr::dist::DataParallelOptions parallel() const {
     return {.accumulate = accumulate,
             .shard_optimizer = shard != "none",
             .shard_gradients = shard == "gradients"};
   }
-  /// kept(), as a checkpoint keeps it.
+  /// saved_options(), as a checkpoint stores it.
   brrr::Metadata to_save() const;
   void adapt(brrr::Metadata& saved) const override;
 
@@ -47,21 +47,21 @@ struct TrainingOptions : CommandLine {
   void add_batch(const std::string& what);
 };
 
-/// Losses as they come, and what the first process writes of a run: --loss-csv and --log. Losses
-/// are read only when a line is printed, or there are many, so that no step waits.
+/// Collects losses and writes, on rank 0, --loss-csv and --log. Losses are read from the device
+/// only when a line is printed, or when many are pending, so that steps need not wait.
 class RunLog : brrr::NotCopied {
  public:
-  /// Of the steps after `first`; of a run that goes on the files keep what they say of those
-  /// before.
+  /// Logs the steps after `first`. In a resumed run the files keep their lines of the steps up to
+  /// it.
   RunLog(const TrainingOptions& o, int64_t first);
   ~RunLog();
   void add(const brrr::Tensor& loss);
   double read();
   /// A line of --log.
   void write(const std::string& line);
-  /// All so far is in the files, whatever comes; throws if something could not be written.
+  /// Writes everything so far to the files; throws if that fails.
   void flush();
-  /// Of the first loss that is not finite: ", on rank 1", where there are several.
+  /// The ranks of the first non-finite loss, as ", on rank 1"; empty with a single process.
   const std::string& where() const { return where_; }
 
  private:
@@ -73,11 +73,11 @@ class RunLog : brrr::NotCopied {
   int64_t next_;
 };
 
-/// Steps per second without the time spent on tests, checkpoints and compiling.
+/// Training speed, excluding the time for tests, checkpoints and compiling.
 struct Pace {
   double seconds = 0;
   int64_t steps = 0;
-  double units = 0;  ///< That the steps took in.
+  double units = 0;  ///< Tokens or images processed.
   double rate() const { return seconds > 0 ? static_cast<double>(steps) / seconds : 0; }
   double unit_rate() const { return seconds > 0 ? units / seconds : 0; }
   double step_ms() const { return steps > 0 ? 1e3 * seconds / static_cast<double>(steps) : 0; }
@@ -86,28 +86,27 @@ struct Pace {
   }
 };
 
-/// What is said of a run every now and then, on the screen and in --log.
+/// A progress report, for the screen and --log.
 struct Progress {
   int64_t step;
   double loss;
-  Pace pace;         ///< Since the last time.
-  double eta_s = 0;  ///< To the end of the run; 0: this is it, or nothing is known yet.
-  std::optional<double> tested = {};  ///< The test's figure, if it was time for one.
+  Pace pace;                          ///< Since the last report.
+  double eta_s = 0;                   ///< Seconds to the end; 0: at the end, or not known yet.
+  std::optional<double> tested = {};  ///< The test's figure, if this step was tested.
 };
 
-/// One line that says how far a run is: rewritten in place on a terminal, else printed now and
-/// then.
+/// A progress line: rewritten in place on a terminal, otherwise printed at milestones only.
 class ProgressLine : brrr::NotCopied {
  public:
   /// Steps from `first` to `total`.
   ProgressLine(int64_t first, int64_t total);
   ~ProgressLine();
 
-  /// After step `at`, with the figures to show beside it. `milestone` lines stay on the screen and
-  /// are all that is printed where there is no terminal.
+  /// Shows step `at` with `figures`. `milestone` lines stay on the screen; without a terminal only
+  /// they are printed.
   void show(int64_t at, const std::string& figures, bool milestone);
   bool on_terminal() const { return terminal_; }
-  /// After step `at`, by the time that the steps so far took; 0 after the last and the first.
+  /// Estimated from the mean step time so far; 0 if there is none yet, and after the last step.
   double seconds_left(int64_t at) const;
 
  private:
@@ -117,13 +116,13 @@ class ProgressLine : brrr::NotCopied {
   brrr::bench::Clock::time_point begin_ = brrr::bench::Clock::now();
 };
 
-/// A run that goes from one step to the next.
+/// The training loop.
 class Training {
  public:
   virtual ~Training() = default;
-  /// From the present step to the last: steps, lines, tests, checkpoints, the summary. The first
-  /// Ctrl-C, or want of a reader for the lines, ends it after the current step, with its
-  /// checkpoint; the second kills. What main returns.
+  /// Runs from the current step to the last: steps, progress lines, tests, checkpoints, summary.
+  /// The first Ctrl-C, or a closed standard output, ends it after the current step, with a
+  /// checkpoint; the second kills. Returns main's exit status.
   int train();
 
   brrr::Device device = brrr::kCPU;
@@ -131,48 +130,49 @@ class Training {
   std::unique_ptr<brrr::dist::DataParallel> parallel;
   std::unique_ptr<brrr::optim::Schedule> schedule;
   std::unique_ptr<brrr::optim::GradScaler> scaler;  ///< With float16 only.
-  int64_t step = 0;                                 ///< Steps made.
+  int64_t step = 0;                                 ///< Completed steps.
 
  protected:
   Training(const TrainingOptions& o, const brrr::StepOptions& step);
-  /// Checkpoints hold these and the run's own parts. Takes them from --resume, or the weights from
-  /// --init, if either is given, and says so.
+  /// Sets the parts that checkpoints hold: these and the run's own. Loads them from --resume, or
+  /// only the weights from --init, if either is given, and prints this.
   void restore(brrr::models::Module& model, brrr::Stateful* data);
-  /// Of a checkpoint beside the options.
+  /// A checkpoint's metadata in addition to the options.
   virtual brrr::Metadata notes() const { return {}; }
-  /// Of a part of a batch, on the device.
+  /// The loss of a part of a batch; on the device.
   virtual brrr::Tensor loss_of(const brrr::Tensor& x, const brrr::Tensor& y) = 0;
-  /// The gradients of the mean loss over all processes, whose part of a batch is x, in --accumulate
-  /// passes. Returns that loss; of several processes also what each has, after it.
+  /// Computes the gradients of the mean loss over all processes in --accumulate passes; x is this
+  /// process's part of the batch. Returns the mean loss, with several processes followed by each
+  /// one's own.
   brrr::Tensor add_gradients(const brrr::Tensor& x, const brrr::Tensor& y);
-  /// A step: its loss, and what else is to be looked at.
+  /// The function of a step. Returns the loss, and further tensors for advance() to check.
   virtual std::vector<brrr::Tensor> training_step(const brrr::Tensor& x, const brrr::Tensor& y) = 0;
-  /// The next one, whose loss goes to `log`. Returns it if it is to be looked at; throws if it is
-  /// not finite.
+  /// Runs the next step and logs its loss. With `look` returns the loss, and throws if it is not
+  /// finite.
   virtual double advance(RunLog& log, bool look) = 0;
-  /// The last loss, of that step; throws if it is not finite: the run has gone wrong.
+  /// The latest loss, that of step `at`; throws if it is not finite.
   double finite_loss(RunLog& log, int64_t at) const;
-  /// The model's first bad tensor, in words; a call of all processes.
-  std::string first_bad() const;
-  /// The figure that tests give, and how it is called and written.
+  /// Describes the model's first non-finite tensor; a collective call.
+  std::string describe_nonfinite() const;
+  /// Runs a test and returns its figure.
   virtual double test() = 0;
   struct Unit {
     const char* name;    ///< "tokens"
-    double a_step;       ///< How many of them the last step took in.
-    const char* tested;  ///< "validation"
-    const char* form;    ///< "{:.4f}"
+    double per_step;     ///< The number of them that the last step processed.
+    const char* tested;  ///< "validation": the name of the test's figure.
+    const char* form;    ///< "{:.4f}": its format.
   };
   virtual Unit unit() const = 0;
-  /// Of products: the peak that a share is of.
+  /// The dtype of matrix products, whose peak shares refer to.
   virtual brrr::DType compute_dtype() const { return brrr::kFloat32; }
-  /// The last test, as a line of the summary.
+  /// Runs the last test; returns a line of the summary.
   virtual std::string result() = 0;
-  /// Taken from the data so far.
+  /// The number of batches taken from the data so far.
   virtual int64_t batches() const = 0;
-  /// Of what it trains on: all processes must have the same.
+  /// A hash of the training data, which must be equal in all processes.
   virtual uint64_t data_hash() const = 0;
 
-  /// training_step().
+  /// Runs training_step().
   brrr::Step<std::function<std::vector<brrr::Tensor>(const brrr::Tensor&, const brrr::Tensor&)>>
       step_;
 
@@ -180,29 +180,29 @@ class Training {
   int run();
   void save(RunLog& log);
   double one_step(RunLog& log, bool look);
-  double watched_step(RunLog& log, bool look);
+  double profiled_step(RunLog& log, bool look);
   std::string text_of(const Progress& now) const;
   std::string json_of(const Progress& now) const;
   std::string summary() const;
-  std::string kept_line() const;
+  std::string sharding_line() const;
 
   const TrainingOptions& options_;
   brrr::TrainingState parts_;
-  Pace pace_;                     // Without what was done once.
-  int looks_ = 0;                 // Steps that have been looked at so far,
-  brrr::TimeSplit split_;         // what they took,
-  double flops_ = 0, bytes_ = 0;  // and what one of them did.
-  double peak_gflops_ = 0;        // Known once all have been.
+  Pace pace_;                     // Without one-time costs and profiled steps.
+  int profiled_steps_ = 0;        // Steps profiled so far.
+  brrr::TimeSplit split_;         // Their total time.
+  double flops_ = 0, bytes_ = 0;  // Their totals; per step once all are profiled.
+  double peak_gflops_ = 0;        // Set once all are profiled.
 };
 
-/// Says in one number that tensors have the same bits: FNV-1a (Fowler, Noll and Vo) over their
+/// A hash by which to compare tensors bit for bit: FNV-1a (Fowler, Noll and Vo) over their
 /// comparable_bytes(), one after the other.
 uint64_t checksum(const std::vector<brrr::Tensor>& tensors);
 
-/// A NaN without its sign, which the modes need not agree on.
+/// Replaces any NaN by the positive quiet NaN: the modes may differ in a NaN's sign.
 double plain(double v);
 
-/// Seconds that a step has taken once, to record and build its kernels.
+/// A step's one-time costs in seconds: recording, planning and building its kernels.
 inline double once_seconds(const brrr::StepStats& s) {
   return s.record_seconds + s.fuse_seconds + s.plan_seconds + s.build_seconds + s.capture_seconds;
 }

@@ -1,4 +1,4 @@
-// Small calls: what each costs whatever it does; and the verdicts that follow.
+// The fixed cost of small calls, and brrr::diagnose's verdicts.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kChain = 100;
 
-// Nanoseconds a call, in series of about a millisecond: the median is of undisturbed ones.
+// Nanoseconds per call, timed in series of 500 calls: the median is that of undisturbed series.
 std::vector<double> call_times(const std::vector<std::function<void()>>& calls, double seconds) {
   constexpr int series = 500;
   std::vector<std::function<void()>> many;
@@ -34,9 +34,9 @@ Tensor chain(const Tensor& x, const Tensor& one) {
   return y;
 }
 
-// All in nanoseconds.
+// In nanoseconds.
 struct AddTimes {
-  std::vector<double> calls;  // An add without and with its gradient; an empty step, eager, graph.
+  std::vector<double> calls;  // An add without and with gradient; an empty step, eager and graph.
   std::vector<double> steps;  // An add in a step: eager, unfused, fused, frozen.
 };
 
@@ -75,14 +75,14 @@ AddTimes measure_adds(Lab& lab) {
   return {adds, steps};
 }
 
-// An add with its gradient recorded, by what its instructions are for.
+// The purposes of the instructions of an add with its gradient recorded.
 enum AddPart { Checks, Room, Kernel, Tape, kAddParts };
 
 AddPart part_of(const std::string& function) {
   const auto has = [&](const char* word) { return function.find(word) != std::string::npos; };
   if (has("pointwise_")) return Kernel;
   if (has("tape") || has("Node") || has("history")) return Tape;
-  const bool shared = function.empty();  // The C library: memory.
+  const bool shared = function.empty();  // In the C library: memory allocation.
   if (shared || has("lloc") || has("torage") || has("mpl") || has("free") || has("Cache"))
     return Room;
   return Checks;
@@ -90,8 +90,7 @@ AddPart part_of(const std::string& function) {
 
 using Parts = std::array<int64_t, kAddParts>;
 
-// Nothing where they cannot be counted: the library is not in this program's file, say, or the file
-// has no names.
+// Empty if instructions cannot be counted, e.g. because brrr is a shared library, or stripped.
 std::optional<Parts> count_parts(const std::function<void()>& call) {
   Parts parts{};
   for (const auto& [function, n] : instructions(call).value_or(Instructions())) {
@@ -107,7 +106,7 @@ struct AddParts {
 
 // The row of the op that x + y runs.
 const brrr::OpDef& row_of_add(const Tensor& x, const Tensor& y) {
-  struct Looks : brrr::Observer {
+  struct Watcher : brrr::Observer {
     using Observer::ran;
     void ran(const brrr::OpCall& call) override { op = call.op; }
     const brrr::OpDef* op = nullptr;
@@ -202,7 +201,7 @@ void judge_training(Lab& lab, std::vector<Verdict>& all, const Task& task, int64
         expected, make_trainer(task, batches, "adamw", Way::Eager)->diagnose());
 }
 
-double off(const brrr::Diagnosis& d) {
+double prediction_error(const brrr::Diagnosis& d) {
   return d.gain() > 0 ? std::abs(d.predicted_gain() / d.gain() - 1) : 0;
 }
 
@@ -225,15 +224,16 @@ Section anatomy(Lab& lab) {
   Sheet empty{"step-of-nothing", "a step of nothing", {"mode", "ns a call"}};
   empty.rows = {{"eager", adds[2]}, {"graph", adds[3]}};
   Section s{.title = "Anatomy of a small call"};
-  s.seen = {fmt::format(
-                "Adding two numbers takes {:.0f} ns eagerly, {:.0f} ns with its gradient recorded: "
-                "{:.1f} million adds a second; in the time of one the processor could do {:.0f} "
-                "float operations.",
-                adds[0], adds[1], 1e3 / adds[0], adds[0] * lab.limits.gflops()),
-            fmt::format(
-                "In a graph of {} adds each takes {:.0f} ns unfused, {:.1f} ns fused and {:.1f} ns "
-                "frozen. A step that does nothing costs {:.0f} ns eagerly, {:.0f} ns as a graph.",
-                kChain, steps[1], steps[2], steps[3], adds[2], adds[3])};
+  s.findings = {
+      fmt::format(
+          "Adding two numbers takes {:.0f} ns eagerly, {:.0f} ns with its gradient recorded: "
+          "{:.1f} million adds a second; in the time of one the processor could do {:.0f} "
+          "float operations.",
+          adds[0], adds[1], 1e3 / adds[0], adds[0] * lab.limits.gflops()),
+      fmt::format(
+          "In a graph of {} adds each takes {:.0f} ns unfused, {:.1f} ns fused and {:.1f} ns "
+          "frozen. A step that does nothing costs {:.0f} ns eagerly, {:.0f} ns as a graph.",
+          kChain, steps[1], steps[2], steps[3], adds[2], adds[3])};
   const AddParts add = take_apart(lab);
   const Sheet parts = parts_sheet(add, adds[0], adds[1]);
   BarChart split{.title = "An add with its gradient recorded, taken apart",
@@ -245,7 +245,7 @@ Section anatomy(Lab& lab) {
   }
   s.pictures = {draw("one-element-add", c)};
   if (add.instructions) {
-    s.seen.push_back(fmt::format(
+    s.findings.push_back(fmt::format(
         "Of the {} instructions of an add with a gradient {} compute it; the others find out what "
         "is to be done, make room for the result and keep what backward needs.",
         parts.rows[kAddParts][1].text, parts.rows[Kernel][1].text));
@@ -267,7 +267,7 @@ Section anatomy(Lab& lab) {
 Section verdicts(Lab& lab) {
   std::vector<Verdict> all;
   judge_constructed(lab, all);
-  // A person's own model, so large that one thing bounds it.
+  // The user's own model, in sizes for which each of the three is the bound.
   judge_training(lab, all, own_task({.width = 8}), 1, "overhead");
   if (!lab.quick) {
     judge_training(lab, all, own_task({.width = 16, .scales = 1 << 22}), 1, "memory");
@@ -294,9 +294,9 @@ Section verdicts(Lab& lab) {
     sheet.rows.push_back({v.name, v.expected, t.bound(), percent(t.share(t.compute_us)),
                           percent(t.share(t.memory_us)), percent(t.overhead_share()), v.d.eager_us,
                           v.d.graph_us, times(v.d.gain()), times(v.d.predicted_gain()),
-                          percent(off(v.d))});
+                          percent(prediction_error(v.d))});
     double& most = v.expected == "-" ? worst : worst_built;
-    most = std::max(most, off(v.d));
+    most = std::max(most, prediction_error(v.d));
     const auto part = [&](double us) { return 100 * t.share(us); };
     c.bars.push_back(
         {v.name, {part(t.compute_us), part(t.memory_us), part(t.overhead_us())}, t.bound()});
@@ -304,7 +304,7 @@ Section verdicts(Lab& lab) {
     right += v.expected == t.bound();
   }
   Section s{.title = "Verdicts"};
-  s.seen = {fmt::format(
+  s.findings = {fmt::format(
       "Of {} steps built to be bound by one thing, {} are found to be. Of {} brrr::diagnose says "
       "\"{}\"; of {}, \"{}\". The gain that it predicts for models before graph mode is tried is "
       "off by at most {:.0f} %, for the steps built to be bound by one thing by at most {:.0f} %.",

@@ -1,5 +1,5 @@
-// Instructions of a call, counted one by one: the kernel of the system stops a copy of this process
-// after each. No counter of the processor is needed, which virtual machines seldom have.
+// Counts the instructions of a call by single-stepping a forked copy of this process with ptrace.
+// Needs no hardware counters, which virtual machines seldom provide.
 #include <optional>
 
 #include "examples/lab/lab.h"
@@ -24,10 +24,10 @@ namespace examples::lab {
 
 namespace {
 
-// Functions by address: where each ends, and its mangled name.
+// Functions by start address: end address and mangled name.
 using Functions = std::map<uintptr_t, std::pair<uintptr_t, std::string>>;
 
-// Those of this program, as nm knows them.
+// This program's functions, from nm.
 const Functions& functions() {
   static const Functions all = [] {
     Functions found;
@@ -43,7 +43,7 @@ const Functions& functions() {
   return all;
 }
 
-// "" where no function of this program is.
+// The name of the function at an address; "" if it is not in this program's file.
 std::string function_at(uintptr_t address) {
   const auto next = functions().upper_bound(address);
   if (next == functions().begin()) return "";
@@ -51,7 +51,7 @@ std::string function_at(uintptr_t address) {
   return address < end ? name : "";
 }
 
-// What is counted lies between two breakpoints.
+// The parent counts the instructions between the two breakpoints.
 [[noreturn]] void run_traced(const std::function<void()>& call) {
   constexpr int warm_up = 10;
   if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(1);
@@ -91,7 +91,7 @@ std::optional<Instructions> count(const std::function<void()>& call) {
   }
   siginfo_t is = {};
   if (waitid(P_PID, static_cast<id_t>(child), &is, WEXITED | WNOHANG | WNOWAIT) == 0) {
-    kill(child, SIGKILL);  // It is not yet gone: the number is still its own.
+    kill(child, SIGKILL);  // Not reaped yet, so the pid cannot have been reused.
     while (waitpid(child, nullptr, 0) == child) {}
   }
   return ended ? std::optional(found) : std::nullopt;

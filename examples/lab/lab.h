@@ -1,5 +1,5 @@
 #pragma once
-// The experiments of `lab`, each of which measures, and says what it has seen.
+// The experiments of `lab`: each measures something and returns a Section of the page.
 
 #include <brrr/brrr.h>
 #include <fmt/format.h>
@@ -19,30 +19,30 @@ namespace examples::lab {
 
 using brrr::Tensor;
 
-/// What all experiments share.
+/// State shared by all experiments.
 struct Lab {
   Limits limits;
-  double seconds = 0.3;       ///< For a figure.
-  std::string model = "all";  ///< Whose batches are doubled, and whose step is taken apart.
-  bool quick = false;         ///< Tiny sizes: the program is tested, the figures mean nothing.
+  double seconds = 0.3;       ///< Measuring time per figure.
+  std::string model = "all";  ///< The model for batch doubling and the breakdown of a step.
+  bool quick = false;         ///< Tiny sizes, to test the program; the figures mean nothing.
   std::string complaints;     ///< Why the figures cannot be trusted; empty if they can.
-  int64_t compared = 0;       ///< Results of graph mode that were held against eager's.
-  double share = 1;  ///< The least, of an experiment's time, that this thread had its core.
+  int64_t compared = 0;       ///< Number of graph mode results compared with eager mode's.
+  double share = 1;  ///< The smallest share of an experiment's time that this thread had its core.
   std::vector<double> peaks = {};  ///< GFLOP/s of one core, before each experiment and after all.
 
   void complain(const std::string& where, const std::string& what) {
     complaints += fmt::format("{}: {}\n", where, what);
   }
-  /// Of a float32 tensor to be measured.
+  /// The size of a float32 tensor to measure with.
   int64_t megabytes(int64_t full) const { return quick ? 1 : full; }
   bool gang() const { return limits.threads > 1; }
 };
 
-/// What an experiment leaves.
+/// The result of an experiment.
 struct Section {
   std::string title;
-  std::vector<std::string> seen = {};    ///< Paragraphs with this run's figures.
-  std::vector<std::string> answer = {};  ///< What of it belongs at the top of the page, likewise:
+  std::vector<std::string> findings = {};  ///< Paragraphs with this run's figures.
+  std::vector<std::string> answer = {};    ///< Paragraphs and pictures for the top of the page.
   std::vector<Picture> answer_pictures = {}, pictures = {};
   std::vector<Sheet> sheets = {};
   std::string note = {};  ///< How it was measured.
@@ -61,21 +61,21 @@ Section anatomy(Lab& lab);
 Section verdicts(Lab& lab);
 Section processes(Lab& lab);
 
-// --- what they measure with ----------------------------------------------------------------------
+// --- tools for measuring -------------------------------------------------------------------------
 
-/// By function, as the linker calls it; "" for those of shared libraries.
+/// Instruction counts by mangled function name; "" for functions of shared libraries.
 using Instructions = std::map<std::string, int64_t>;
-/// Of one call in this thread, or nothing where a process may not be traced.
+/// The instructions of one call in this thread; empty if processes may not be traced.
 std::optional<Instructions> instructions(const std::function<void()>& call);
 
-/// Why the machine was not the same all the time; empty if it was.
+/// How the machine's speed varied during the run; empty if it did not.
 std::string disturbance(const Lab& lab);
 
 /// Complains unless both results are the same, bit for bit, and no call fell back.
 void check_same(Lab& lab, const std::string& where, const std::vector<Tensor>& graph,
                 const std::vector<Tensor>& eager, const brrr::StepStats& stats);
 
-/// Of a chart with the parts eager and graph, by whether the label says graph.
+/// A bar of a chart with the parts eager and graph: graph if the label contains "graph".
 BarChart::Bar mode_bar(const std::string& label, double value);
 
 std::string bytes_text(double bytes);  ///< "16 KB".

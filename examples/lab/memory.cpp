@@ -1,4 +1,4 @@
-// Large tensors, element by element: the machine's limits, and what reaches them.
+// Elementwise kernels on large tensors: the machine's limits, and how close kernels come.
 #include <algorithm>
 
 #include "backends/cpu/stream.h"
@@ -15,7 +15,7 @@ static Tensor random_tensor(int64_t bytes) {
   return brrr::randn({bytes / static_cast<int64_t>(sizeof(float))});
 }
 
-// The same function in both modes.
+// Times f in both modes and checks the results.
 static BothModes time_checked(Lab& lab, const char* what, Tensor (*f)(const Tensor&),
                               const Tensor& x) {
   const BothModes t = time_both(f, x, lab.seconds);
@@ -27,7 +27,7 @@ static BothModes time_checked(Lab& lab, const char* what, Tensor (*f)(const Tens
 Section limits_of_machine(Lab& lab) {
   const Limits& l = lab.limits;
   Section s{.title = "What this machine can do"};
-  s.seen = {fmt::format(
+  s.findings = {fmt::format(
       "{:.0f} GFLOP/s of float32 multiply-adds on {} thread{}; copies at {:.0f} GB/s where they "
       "fit a cache ({}), {:.1f} GB/s from main memory ({}), bytes read and written. While a float "
       "is read from main memory and one is written there, {:.0f} operations could be done.",
@@ -78,7 +78,7 @@ Section roofline(Lab& lab) {
   lab.compared += static_cast<int64_t>(r.points.size());
   if (!r.complaint.empty()) lab.complain("roofline", r.complaint);
   return {.title = "More arithmetic a byte",
-          .seen = {r.seen()},
+          .findings = {r.findings()},
           .pictures = r.pictures(),
           .sheets = {r.sheet()},
           .note = r.note()};
@@ -114,19 +114,19 @@ Section fusion(Lab& lab) {
     return fmt::format("{:.2f} times the first", both / alone - 1);
   };
   Section s{.title = "Fusion"};
-  s.seen = {fmt::format(
+  s.findings = {fmt::format(
       "The second cos of cos(cos(x)) costs {} in eager mode, and as a graph, where both are one "
       "kernel, {}. The graph takes {:.2f} times as long as copying the {} MB, eager mode {:.2f} "
       "times.",
       second(one.eager, two.eager), second(one.graph, two.graph), two.graph / copy, mb,
       two.eager / copy)};
   if (one.graph > 2 * copy) {
-    s.seen.back() += fmt::format(
+    s.findings.back() += fmt::format(
         " One cos takes {:.1f} times as long as the copy: on this processor its arithmetic bounds "
         "it, so that fusion saves the reading and writing only.",
         one.graph / copy);
   }
-  c.bars.erase(c.bars.begin());  // The mark shows the copy.
+  c.bars.erase(c.bars.begin());  // The copy is drawn as the mark.
   s.pictures = {draw("fusion", c)};
   s.sheets = {sheet};
   s.note = "The dashed line is the copy: what any kernel that reads and writes so much takes.";
@@ -152,12 +152,12 @@ std::vector<std::pair<const char*, Function>> activation_functions() {
 }
 
 struct ActivationTimes {
-  double bare = 0;                   // Of a loop that adds two tensors, and
-  std::vector<double> graph, eager;  // of act(x * w + b) + r, in seconds.
+  double bare = 0;                   // Seconds of a loop that adds two tensors.
+  std::vector<double> graph, eager;  // Seconds of act(x * w + b) + r, by activation.
   std::vector<int64_t> kernels;
 };
 
-// All activations in turns: they are compared with each other.
+// Times all activations alternately, because they are compared with each other.
 ActivationTimes time_activations(Lab& lab, int64_t mb) {
   const int64_t width = 1024, rows = mb * kMB / (4 * width);
   const Tensor x = brrr::randn({rows, width}), r = brrr::randn({rows, width}),
@@ -211,7 +211,7 @@ Section activations(Lab& lab) {
   const auto [lo, hi] = std::minmax_element(t.graph.begin(), t.graph.end());
   const char *fastest = all[static_cast<size_t>(lo - t.graph.begin())].first,
              *slowest = all[static_cast<size_t>(hi - t.graph.begin())].first;
-  s.seen = {fmt::format(
+  s.findings = {fmt::format(
       "The slowest, {}, takes {:.2f} times as long as the fastest, {}; {} takes {:.2f} times as "
       "long as adding the same tensors and nothing else. Where a bar ends near 1, memory hides the "
       "function's cost.",

@@ -1,4 +1,4 @@
-// What a step gains from a second process, and what exchanging gradients takes of it.
+// The gain from a second process, and the cost of exchanging gradients.
 #include "examples/common/scaling.h"
 #include "examples/lab/lab.h"
 
@@ -18,7 +18,7 @@ Section processes(Lab& lab) {
     all = measure_scaling(2, {"--ranks", "2", "--model", "gpt", "--sizes", lab.quick ? "1" : "16",
                               "--seconds", fmt::format("{}", lab.seconds)});
   } catch (const brrr::Error& e) {
-    section.seen = {fmt::format("Not measured: {}.", e.what())};
+    section.findings = {fmt::format("Not measured: {}.", e.what())};
     return section;
   }
   lab.compared += all.compared;
@@ -30,7 +30,7 @@ Section processes(Lab& lab) {
                          r["mode"].get<std::string>());
   }
   const Json& last = all.rows.back();
-  section.seen = {fmt::format(
+  section.findings = {fmt::format(
       "Two processes train on {} the samples a second of one, each on its own batch. In graph mode "
       "the computation waits {:.2f} ms of a step's {:.2f} for the other process and its gradients.",
       gains, last["waited_ms"].get<double>(), last["ms"].get<double>())};

@@ -1,4 +1,4 @@
-// Training steps: batch after batch, class after class.
+// Training steps: batch doubling, and the time by class of operation.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr const char* kModes[] = {"eager", "graph"};
 
 struct Point {
   int64_t batch = 0;
-  double us[2] = {0, 0};  // A queued step, as kModes.
+  double us[2] = {0, 0};  // Of a queued step, indexed like kModes.
   Anatomy anatomy[2];
   const TimeSplit& split(size_t mode) const { return anatomy[mode].split; }
   double per_sample(size_t mode) const { return us[mode] / static_cast<double>(batch); }
@@ -36,7 +36,7 @@ Point measure_batch(Lab& lab, const Task& task, int64_t batch) {
   p.batch = batch;
   for (size_t m : {0, 1}) {
     p.us[m] = cells.of(kModeWays[m]).queued.median;
-    // A tenth of a second of them, or a few dozen turns.
+    // As many steps as take 0.1 s, from 21 to 2000.
     const auto steps = static_cast<int64_t>(std::clamp(1e5 / p.us[m], 21.0, 2000.0));
     p.anatomy[m] = dissect(*make(kModeWays[m]), p.us[m], steps);
   }
@@ -81,12 +81,12 @@ std::string answer_text(const Task& task, const Points& points) {
       lo->batch, hi->us[0] / hi->us[1], hi->batch, first.batch, between(0), between(1));
 }
 
-// How many times longer a step is than that of half the batch.
+// The ratio of a step's time to that with half the batch.
 double growth(const Points& points, size_t i, size_t mode) {
   return points[i].us[mode] / points[i - 1].us[mode];
 }
 
-// The first batch whose doubling cost more than half of what the samples did.
+// The first batch whose step takes at least 1.5 times as long as that of half the batch.
 std::string paid_from(const Points& points, size_t mode) {
   for (size_t i = 1; i < points.size(); ++i) {
     if (growth(points, i, mode) >= 1.5) return fmt::format("at batch {}", points[i].batch);
@@ -94,7 +94,7 @@ std::string paid_from(const Points& points, size_t mode) {
   return "at none of these batches";
 }
 
-std::string seen_text(const Task& task, const Points& points) {
+std::string findings_text(const Task& task, const Points& points) {
   const size_t last = points.size() - 1;
   return fmt::format(
       "{}: twice the samples take {:.2f} times as long from batch {} to {} in eager mode ({:.2f} "
@@ -121,13 +121,13 @@ Sheet sheet_of(const Task& task, const Points& points) {
                         i > 0 ? times(growth(points, i, m)) : Datum("-"),
                         percent(t.share(t.compute_us)), percent(t.share(t.memory_us)),
                         percent(t.overhead_share()), percent(t.share(p.anatomy[m].between_us())),
-                        t.bound(), times(p.anatomy[m].of_the_clock)});
+                        t.bound(), times(p.anatomy[m].profile_ratio)});
     }
   }
   return s;
 }
 
-// A bar's length is its step's time beside the eager one's: what graph mode removes is missing.
+// A bar's length is its step's time relative to the eager step's.
 BarChart parts_chart(const std::string& name, const Points& points) {
   BarChart c{.title = name + ": what a training step's time is",
              .x_label = "% of the eager step's time",
@@ -138,7 +138,7 @@ BarChart parts_chart(const std::string& name, const Points& points) {
                        {"overhead between kernels", kBetween}},
              .group = 2,
              .figures = true};
-  for (size_t i = 0; i < points.size(); i += 2) {  // The table has all.
+  for (size_t i = 0; i < points.size(); i += 2) {  // Every second; the table has all.
     const Point& p = points[i];
     for (size_t m : {0, 1}) {
       const TimeSplit& t = p.split(m);
@@ -170,7 +170,7 @@ LineChart times_chart(const std::string& name, const Points& points) {
 
 // --- where the time goes -------------------------------------------------------------------------
 
-// Shares of one class; 0 if the mode has none of it.
+// The share of one class in the time or the FLOPs; 0 if the mode has no such kernel.
 double share_of(const Anatomy& a, const std::string& kind, bool of_time) {
   double all = of_time ? a.profiled_us : 0, own = 0;
   for (const auto& row : a.kinds) {
@@ -238,7 +238,7 @@ BarChart shares_chart(const Anatomy& eager, const Anatomy& graph) {
   return c;
 }
 
-// What the sheet's are bound by.
+// The kernels of kernels_sheet(), split into compute, memory and overhead.
 BarChart kernels_chart(const Anatomy& a) {
   BarChart c{.title = "The ten longest kernels, graph mode",
              .x_label = "us a step",
@@ -268,7 +268,7 @@ Section batch_doubling(Lab& lab) {
       points.push_back(measure_batch(lab, task, batch));
     }
     s.answer.push_back(answer_text(task, points));
-    s.seen.push_back(seen_text(task, points));
+    s.findings.push_back(findings_text(task, points));
     const Sheet sheet = sheet_of(task, points);
     s.answer_pictures.push_back(draw(sheet.name, parts_chart(short_name(task.name), points)));
     s.pictures.push_back(draw(sheet.name + "-time", times_chart(short_name(task.name), points)));
@@ -290,7 +290,7 @@ Section where_time_goes(Lab& lab) {
   const Batches batches = task.batches(batch);
   Anatomy all[2];
   std::vector<Tensor> ends[2];
-  brrr::StepStats stats;  // At last graph mode's.
+  brrr::StepStats stats;  // In the end graph mode's.
   for (size_t m : {0, 1}) {
     const auto trainer = make_trainer(task, batches, "adamw", kModeWays[m]);
     all[m] = dissect(*trainer, 1, steps);
@@ -302,7 +302,7 @@ Section where_time_goes(Lab& lab) {
     return 100 * share_of(all[m], "contraction", time);
   };
   Section s{.title = "Where the step goes"};
-  s.seen = {fmt::format(
+  s.findings = {fmt::format(
       "{} at batch {}: contractions are {:.1f} % of the FLOPs, and {:.0f} % of the time in eager "
       "mode, {:.0f} % in graph mode. What is left of the time does {:.1f} % of the arithmetic.",
       short_name(task.name), batch, contraction(0, false), contraction(0, true),

@@ -12,7 +12,7 @@ namespace {
 
 enum class Class : uint8_t { Other, Letter, Number, Space };
 
-// One byte per code point, up to the last letter or number.
+// The class of each code point, up to the last letter or number.
 std::vector<Class> make_classes() {
   std::vector<Class> classes;
   const auto add = [&](const char* runs, Class which) {
@@ -74,10 +74,10 @@ size_t gpt2_piece_end(std::string_view text, size_t at) {
   const size_t end = end_of_run(text, first.end, Class::Space);
   if (end == text.size()) return end;
   if (end == first.end) {
-    // A blank belongs to what follows it; a tab or a line feed stands alone.
+    // A single blank belongs to the piece after it; other white space is a piece of its own.
     return text[at] == ' ' ? end_of_run(text, end, character(text, end).which) : end;
   }
-  // Of several spaces the last is left to what follows.
+  // The last of several white-space characters belongs to the next piece.
   size_t last = end - 1;
   while ((text[last] & 0xc0) == 0x80) --last;
   return last;

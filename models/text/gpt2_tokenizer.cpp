@@ -19,9 +19,9 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kEndOfText = "<|endoftext|>";
-constexpr size_t kMostTokens = INT32_MAX;
+constexpr size_t kMaxTokens = INT32_MAX;
 
-// The files spell each byte as a visible character: printable Latin-1 as itself, the others as
+// The files represent each byte by a visible character: printable Latin-1 by itself, the others by
 // U+0100 and up, in order.
 constexpr struct Alphabet {
   char32_t spelled[256];
@@ -60,7 +60,7 @@ std::string unspell(const std::string& where, const std::string& token) {
   return bytes;
 }
 
-// An object of token -> id, as the tokens by id.
+// Parses a JSON object of token -> id; returns the tokens, indexed by id.
 std::vector<std::string> tokens_by_id(const std::string& where, const std::string& text) {
   std::set<std::string> keys;
   const auto watch = [&](int depth, json::parse_event_t event, json& value) {
@@ -103,7 +103,7 @@ constexpr uint64_t pair_key(int32_t left, int32_t right) {
 
 }  // namespace
 
-// --- making one ----------------------------------------------------------------------------------
+// --- construction --------------------------------------------------------------------------------
 
 GPT2Tokenizer::GPT2Tokenizer(const std::string& vocab_json, const std::string& merges_txt,
                              GPT2TokenizerOptions options)
@@ -114,7 +114,7 @@ GPT2Tokenizer::GPT2Tokenizer(const std::string& vocab_json, const std::string& m
 
 void GPT2Tokenizer::read_vocabulary(const std::string& where, const std::string& text) {
   const std::vector<std::string> spelled = tokens_by_id(where, text);
-  BRRR_CHECK(spelled.size() <= kMostTokens, "{}: {} tokens are too many", where, spelled.size());
+  BRRR_CHECK(spelled.size() <= kMaxTokens, "{}: {} tokens are too many", where, spelled.size());
   for (const std::string& token : spelled) {
     BRRR_CHECK(!token.empty(), "{}: the token with id {} is empty", where, tokens_.size());
     tokens_.push_back(unspell(where, token));
@@ -135,11 +135,11 @@ int32_t GPT2Tokenizer::find(const std::string& bytes) const {
 
 void GPT2Tokenizer::read_merges(const std::string& path, const std::string& text) {
   const size_t lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
-  BRRR_CHECK(lines < kMostTokens, "{}: {} lines are too many", path, lines);
+  BRRR_CHECK(lines < kMaxTokens, "{}: {} lines are too many", path, lines);
   std::istringstream in(text);
   std::string line;
   for (int64_t number = 1; std::getline(in, line); ++number) {
-    // A checkout on Windows may have changed the ends of lines.
+    // A checkout on Windows may have converted the line ends.
     if (line.ends_with('\r')) line.pop_back();
     if (number == 1 && line.starts_with("#version")) continue;
     const std::string where = fmt::format("{}, line {}", path, number);
@@ -172,7 +172,7 @@ void GPT2Tokenizer::read_merges(const std::string& path, const std::string& text
              path, merges_.size(), in_quotes(spell(tokens_[static_cast<size_t>(unmade)])), unmade);
 }
 
-// The texts of its two files.
+// JSON with the contents of the two files.
 std::string GPT2Tokenizer::state() const {
   moved_.check();
   json vocabulary = json::object();
@@ -202,7 +202,7 @@ GPT2Tokenizer GPT2Tokenizer::from_state(const std::string& state) {
   return t;
 }
 
-// --- using it ------------------------------------------------------------------------------------
+// --- encoding and decoding -----------------------------------------------------------------------
 
 std::vector<int64_t> GPT2Tokenizer::encode(std::string_view text) const {
   moved_.check();
@@ -220,8 +220,8 @@ std::vector<int64_t> GPT2Tokenizer::encode(std::string_view text) const {
 }
 
 void GPT2Tokenizer::encode_text(std::string_view text, std::vector<int64_t>& ids) const {
-  // Words repeat: each is merged once, as long as there is room to remember it.
-  constexpr size_t kMostWords = 1 << 16, kLongestWord = 64;
+  // Caches the ids of up to kMaxCached distinct pieces, because words repeat.
+  constexpr size_t kMaxCached = 1 << 16, kMaxLength = 64;
   std::unordered_map<std::string_view, std::vector<int32_t>> known;
   std::vector<int32_t> piece_ids;
   for (size_t at = 0; at < text.size();) {
@@ -235,18 +235,18 @@ void GPT2Tokenizer::encode_text(std::string_view text, std::vector<int64_t>& ids
     }
     encode_piece(piece, piece_ids);
     ids.insert(ids.end(), piece_ids.begin(), piece_ids.end());
-    if (piece.size() <= kLongestWord && known.size() < kMostWords) known[piece] = piece_ids;
+    if (piece.size() <= kMaxLength && known.size() < kMaxCached) known[piece] = piece_ids;
   }
 }
 
-// As published: of all neighbours take the pair of the lowest rank, merge it everywhere from left
-// to right, and again. A heap of the pairs and a linked list of the tokens make it n log n.
+// The published algorithm: find the adjacent pair of the lowest rank, merge it everywhere from left
+// to right, repeat. A heap of the pairs and a linked list of the tokens make it O(n log n).
 void GPT2Tokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& ids) const {
   struct Link {
     int32_t id;
     size_t previous, next;
   };
-  using Candidate = std::pair<int32_t, size_t>;  // The rank of a pair, and where it is.
+  using Candidate = std::pair<int32_t, size_t>;  // A pair's rank and position.
   constexpr size_t kNone = SIZE_MAX;
   const size_t n = piece.size();
   std::vector<Link> links(n);
@@ -263,7 +263,7 @@ void GPT2Tokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& i
   for (size_t i = 0; i < n; ++i) consider(i);
   std::vector<size_t> changed;
   while (!heap.empty()) {
-    // New pairs wait until this rank is done everywhere, even if they rank before it.
+    // New pairs wait until all pairs of this rank are merged, even if their own rank is lower.
     const int32_t rank = heap.top().first;
     const auto [left, right, id] = merges_[static_cast<size_t>(rank)];
     changed.clear();

@@ -10,17 +10,17 @@
 namespace brrr::data {
 
 struct GPT2TokenizerOptions {
-  /// Whether encode() takes "<|endoftext|>" within a text for the token of that name. Off, the
-  /// text can hold nothing but text.
+  /// Whether encode() maps "<|endoftext|>" in a text to the token of that name. If false it is
+  /// encoded as ordinary text.
   bool parse_special = false;
 };
 
-/// Takes any bytes; what is not UTF-8 survives too.
+/// Encodes any bytes losslessly, also invalid UTF-8.
 class GPT2Tokenizer final : public Tokenizer {
  public:
-  /// Reads vocab.json (token -> id) and merges.txt (one pair a line, in order of rank). The two
-  /// must belong together: ids 0 to n - 1, all bytes, each merge's parts and result in the
-  /// vocabulary, and nothing in it that no merge makes. Errors name the file and the line.
+  /// Reads vocab.json (token -> id) and merges.txt (one pair per line, by rank). Throws, naming the
+  /// file and the line, unless they are consistent: ids 0 to n - 1, all 256 bytes, each merge's
+  /// parts and result in the vocabulary, and no token that no merge produces.
   GPT2Tokenizer(const std::string& vocab_json, const std::string& merges_txt,
                 GPT2TokenizerOptions options = {});
   static GPT2Tokenizer from_state(const std::string& state);
@@ -29,7 +29,7 @@ class GPT2Tokenizer final : public Tokenizer {
   int64_t vocab_size() const override {
     return static_cast<int64_t>(moved_.checked(tokens_).size());
   }
-  /// Time is linear in the text but for a logarithm of its longest piece.
+  /// Takes time O(n log m) for n bytes of text, m of them in its longest piece.
   std::vector<int64_t> encode(std::string_view text) const override;
   std::string decode(const std::vector<int64_t>& ids) const override;
   std::string state() const override;
@@ -48,10 +48,10 @@ class GPT2Tokenizer final : public Tokenizer {
   void encode_piece(std::string_view piece, std::vector<int32_t>& ids) const;
 
   GPT2TokenizerOptions options_;
-  std::vector<std::string> tokens_;  // Bytes by id.
+  std::vector<std::string> tokens_;  // A token's bytes, by id.
   std::unordered_map<std::string, int32_t> ids_;
   std::vector<Merge> merges_;                    // By rank.
-  std::unordered_map<uint64_t, int32_t> ranks_;  // By the pair.
+  std::unordered_map<uint64_t, int32_t> ranks_;  // By pair_key().
   std::array<int32_t, 256> byte_ids_{};
   int64_t end_of_text_ = -1;
   MovedMark moved_{"GPT2Tokenizer"};

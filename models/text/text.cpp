@@ -28,7 +28,7 @@ std::string load_text(const std::string& path) {
 
 const std::vector<std::string> kSourceExtensions = {".h", ".cpp", ".md"};
 
-bool is_left_out(const std::string& directory) {
+bool is_skipped_directory(const std::string& directory) {
   const fs::path path = directory;
   const std::string name = path.filename().string();
   std::error_code none;
@@ -46,7 +46,7 @@ std::vector<std::string> source_files(const std::string& directory,
       if (it->is_symlink()) {
         it.disable_recursion_pending();
       } else if (it->is_directory()) {
-        if (is_left_out(it->path())) it.disable_recursion_pending();
+        if (is_skipped_directory(it->path())) it.disable_recursion_pending();
       } else if (it->is_regular_file() &&
                  std::count(extensions.begin(), extensions.end(), it->path().extension())) {
         found.push_back(it->path().lexically_relative(directory).generic_string());

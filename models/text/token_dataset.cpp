@@ -10,14 +10,14 @@
 
 namespace brrr::data {
 
-// --- making one ----------------------------------------------------------------------------------
+// --- construction --------------------------------------------------------------------------------
 
-// The size of the last part.
+// The size of the validation part, at the end.
 static int64_t split(int64_t n, double fraction) {
   return static_cast<int64_t>(static_cast<double>(n) * fraction);
 }
 
-// The fewest tokens whose parts both have `least`.
+// The smallest number of tokens for which both parts have at least `least`.
 static int64_t fewest(int64_t least, double fraction) {
   const double smaller = std::min(fraction, 1 - fraction);
   auto n = static_cast<int64_t>(static_cast<double>(least - 1) / smaller) - 1;
@@ -78,7 +78,7 @@ Batch TokenDataset::make(int64_t rows) const {
           raw_empty({rows, options_.block}, kInt64, kCPU)};
 }
 
-// Where the rows of a tensor go, if it is one that can take them.
+// The memory of `t`, after checking that it can take `rows` rows.
 int64_t* TokenDataset::slot(const char* name, const Tensor& t, int64_t rows) const {
   moved_.check();
   BRRR_CHECK(t.defined() && t.dtype() == kInt64 && t.device() == kCPU && t.is_contiguous() &&
@@ -137,7 +137,7 @@ void TokenDataset::validation_batch(int64_t k, const Tensor& x, const Tensor& y)
   const int64_t rows = validation_rows(k), all = rows * options_.block;
   int64_t *to_x = slot("x", x, rows), *to_y = slot("y", y, rows);
   validation_.check();
-  // Windows follow one another, and so do the rows.
+  // The windows are contiguous in the tokens, and so are the rows in x.
   const int64_t start = k * options_.batch * options_.block;
   validation_.copy(start, all, to_x);
   validation_.copy(start + 1, all, to_y);
@@ -159,12 +159,12 @@ StateDict TokenDataset::state_dict() const {
 }
 
 void TokenDataset::check_state_dict(const StateDict& dict) const {
-  check_same_numbers("TokenDataset::load_state_dict", "data set", state_dict(), dict,
-                     {{"seed", "seed"},
-                      {"batch", "batch"},
-                      {"block", "block"},
-                      {"train", "number of training tokens"},
-                      {"hash", "hash of the tokens"}});
+  check_same_values("TokenDataset::load_state_dict", "data set", state_dict(), dict,
+                    {{"seed", "seed"},
+                     {"batch", "batch"},
+                     {"block", "block"},
+                     {"train", "number of training tokens"},
+                     {"hash", "hash of the tokens"}});
   const int64_t position = dict.at("position").item<int64_t>();
   BRRR_CHECK(position >= 0 && position <= INT64_MAX / 2,
              "TokenDataset::load_state_dict: the position is {}", position);

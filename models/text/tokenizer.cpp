@@ -15,7 +15,7 @@ using nlohmann::json;
 
 namespace {
 
-// f(character, its offset).
+// Calls f(code point, byte offset) for each character; throws at invalid UTF-8.
 template <class F> void each_character(std::string_view text, const F& f) {
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = decode_utf8(text, at);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int32_t kMagic = 20240520, kMagic32 = 20240801;
 constexpr size_t kHeader = 256;  // int32s.
-constexpr int64_t kMostIds = 1 << 16;
+constexpr int64_t kMaxIds = 1 << 16;
 constexpr int64_t kChunk = 4096;
 
 }  // namespace
@@ -108,9 +108,9 @@ void write_tokens(const std::string& path, const std::vector<int64_t>& ids, Toke
   BRRR_CHECK(!ids.empty(), "write_tokens: {}: there are no tokens to write", path);
   std::vector<uint16_t> narrow(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
-    BRRR_CHECK(ids[i] >= 0 && ids[i] < kMostIds,
+    BRRR_CHECK(ids[i] >= 0 && ids[i] < kMaxIds,
                "write_tokens: {}: id {} at position {} is not in [0, {}); the format has 16 bits",
-               path, ids[i], i, kMostIds);
+               path, ids[i], i, kMaxIds);
     narrow[i] = static_cast<uint16_t>(ids[i]);
   }
   std::vector<Bytes> parts = {{narrow.data(), 2 * narrow.size()}};
@@ -134,9 +134,9 @@ void write_tokens(const std::string& path, const std::vector<int64_t>& ids, Toke
   replace_file(path, parts);
 }
 
-// --- looking at all of them ----------------------------------------------------------------------
+// --- passes over all tokens ----------------------------------------------------------------------
 
-// f(ids, n, position) for chunks that fit the cache.
+// Calls f(ids, n, position) for chunks that fit in the L1 cache.
 template <class F> static void for_each_chunk(const Tokens& tokens, F f) {
   std::array<int64_t, kChunk> ids;
   for (int64_t at = 0; at < tokens.size(); at += kChunk) {
@@ -148,7 +148,7 @@ template <class F> static void for_each_chunk(const Tokens& tokens, F f) {
 }
 
 uint64_t check_tokens(const Tokens& tokens, int64_t vocab) {
-  // A token at a time, in four lanes: one multiplication need not wait for the other.
+  // Four interleaved hashes, so that their multiplications do not depend on each other.
   std::array<Fnv, 4> lanes;
   for_each_chunk(tokens, [&](const int64_t* ids, int64_t n, int64_t at) {
     int64_t bad = 0;
@@ -169,11 +169,11 @@ uint64_t check_tokens(const Tokens& tokens, int64_t vocab) {
 
 double unigram_entropy(const Tokens& tokens) {
   BRRR_CHECK(tokens.size() > 0, "unigram_entropy: there are no tokens");
-  // Ordered by id, so that the sum has one order; ids may be far apart.
-  std::vector<int64_t> low(kMostIds);
+  // Counts ordered by id, so that the order of summation is fixed; large ids may be sparse.
+  std::vector<int64_t> low(kMaxIds);
   std::map<int64_t, int64_t> high;
   for_each_chunk(tokens, [&](const int64_t* ids, int64_t n, int64_t) {
-    for (int64_t i = 0; i < n; ++i) ids[i] < kMostIds ? ++low[ids[i]] : ++high[ids[i]];
+    for (int64_t i = 0; i < n; ++i) ids[i] < kMaxIds ? ++low[ids[i]] : ++high[ids[i]];
   });
   const auto n = static_cast<double>(tokens.size());
   double sum = 0;

@@ -14,7 +14,7 @@ class MappedFile;
 
 namespace brrr::data {
 
-/// A read-only sequence of token ids. Copies and slices share what they show.
+/// A read-only sequence of token ids. Copies and slices share the memory.
 class Tokens {
  public:
   Tokens() = default;
@@ -26,9 +26,9 @@ class Tokens {
   /// Writes the ids [first, first + n) to `to`.
   void copy(int64_t first, int64_t n, int64_t* to) const;
   std::vector<int64_t> to_vector() const;
-  /// The file's path, or "the tokens": for messages.
+  /// For messages: the file's path, or "the tokens".
   std::string what() const;
-  /// Throws if a file below it has become shorter (see MappedFile); copy() does not look.
+  /// Throws if the mapped file has been truncated (see MappedFile); copy() does not check.
   void check() const;
 
  private:
@@ -40,22 +40,22 @@ class Tokens {
   MovedMark moved_{"Tokens"};
 };
 
-/// How a file of little-endian uint16 tokens begins.
+/// The header format of a file of little-endian uint16 tokens.
 enum class TokenFormat : uint8_t {
   LlmC,     ///< 256 int32: the magic number 20240520, version 1, the number of tokens, zeros.
   NanoGPT,  ///< No header.
 };
 
-/// A token file as memory, without reading it. The magic number tells the format: no file that is
-/// GPT-2's starts with those two tokens. Throws if it is empty, odd, cut off, or of another length
-/// than its header says.
+/// Memory-maps a token file. The magic number determines the format: no file of GPT-2 tokens starts
+/// with those two values. Throws if the file is empty, has an odd number of bytes, or differs in
+/// length from what its header says.
 Tokens map_tokens(const std::string& path);
-/// Writes ids below 65536; the old file stays if that fails.
+/// Writes ids below 65536; if that fails the old file is unchanged.
 void write_tokens(const std::string& path, const std::vector<int64_t>& ids,
                   TokenFormat format = TokenFormat::LlmC);
 
-/// Throws at the first id that is not below `vocab`, naming it and its position. Returns a hash of
-/// all ids and their number, so that one pass serves both.
+/// Throws at the first id that is not below `vocab`, naming it and its position. Returns, from the
+/// same pass, a hash of all ids and their count.
 uint64_t check_tokens(const Tokens& tokens, int64_t vocab);
 
 /// The entropy of the ids' frequencies in nats per token, -sum over ids of (c / n) log(c / n) with

@@ -1,5 +1,5 @@
 #pragma once
-// UTF-8 of whole texts, as strict as decode_utf8() (core/text.h).
+// UTF-8 helpers, as strict as decode_utf8() (core/text.h).
 
 #include <string>
 #include <string_view>

@@ -10,7 +10,7 @@ namespace brrr::dist {
 
 namespace {
 
-constexpr int kShares = 32;  // Of one launch.
+constexpr int kMaxShares = 32;  // Per launch.
 
 BRRR_DEVICE_STRUCT(ShareSumArguments, {
   char* to;
@@ -38,7 +38,7 @@ KERNEL(count, CountArguments, 32) {
   if (threadIdx.x == 0) *done = *done + 1;
 })"}};
 
-// All ranks queue the same groups. In one all messages make progress, in whatever order.
+// All ranks queue the same groups. In a group all messages make progress, in any order.
 void queue(const std::vector<SumPlan::Message>& messages, DType dtype) {
   const auto bytes = [&](const Span& s) { return static_cast<size_t>(s.n) * itemsize(dtype); };
   device_link::begin_group();
@@ -49,9 +49,9 @@ void queue(const std::vector<SumPlan::Message>& messages, DType dtype) {
     }
   } catch (...) {
     try {
-      device_link::end_group();  // What comes next would be put into it.
+      device_link::end_group();  // Else later messages would join this group.
     } catch (const Error&) {
-      // What failed first says more.
+      // The first error says more.
     }
     throw;
   }
@@ -62,7 +62,7 @@ void queue(const std::vector<SumPlan::Message>& messages, DType dtype) {
 
 void refuse_capture(const std::string& what) {
   BRRR_CHECK(device_link::capture() == 0,
-             "{}: what goes through the host's memory is no part of a captured step", what);
+             "{}: a transfer through host memory cannot be captured in a step", what);
 }
 
 // --- sums ----------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ void add_on_device(const SumPlan::Addition& sum, DType dtype) {
     ShareSumArguments a{};
     a.n = static_cast<long>(sum.n);
     if (at > 0) a.from[a.shares++] = sum.from[0];
-    while (a.shares < kShares && at < sum.from.size()) a.from[a.shares++] = sum.from[at++];
+    while (a.shares < kMaxShares && at < sum.from.size()) a.from[a.shares++] = sum.from[at++];
     a.to = at == sum.from.size() ? sum.to : sum.from[0];
     run_kernel(share_sum, {.t = dtype}, {blocks_for(sum.n)}, a);
   }
@@ -90,8 +90,8 @@ void DeviceSum::set_rows(const std::vector<Row>& rows, int passes,
   job_ = job;
   if (!linked_) return place_on_host(rows, passes);
   plan_ = plan_sum(rows, passes, job->halves, [&](int64_t n) {
-    // What there is stays where it is large enough. What is not large enough stays as well: a
-    // captured step may write to it whenever it is replayed.
+    // A buffer that is large enough is reused. One that is too small is kept as well: a captured
+    // step may write to it on every replay.
     if (shares_.empty() || shares_.back().dtype() != dtype_ || shares_.back().numel() < n) {
       shares_.push_back(raw_empty({n}, dtype_, kCUDA));
     }
@@ -143,7 +143,7 @@ void DeviceSum::begin() {
       if (k > 0) continue;
       for (const SumPlan::Addition& sum : plan_.additions) add_on_device(sum, dtype_);
     }
-    // Those that watch over exchanges see it done.
+    // Shows the watching thread that the exchange is done.
     run_kernel(count, {}, {1}, CountArguments{exchanges_done()});
   });
 }
@@ -154,12 +154,12 @@ void DeviceSum::end() {
   for (const Copy& c : back_) device_link::from_pinned(c.there, c.pinned, c.bytes);
 }
 
-void DeviceSum::let_go() noexcept {
-  if (!linked_) Exchange::get().let_go(*job_);
+void DeviceSum::wait_until_unused() noexcept {
+  if (!linked_) Exchange::get().wait_until_unused(*job_);
   try {
     device_link::await(done_.get());
   } catch (const Error&) {
-    // The device is gone, and with it whatever used the memory.
+    // The device is lost, and with it all users of the memory.
   }
 }
 

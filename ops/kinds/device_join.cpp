@@ -1,4 +1,4 @@
-// How the GPUs of a run find each other, and what watches over them.
+// How the GPUs of a run are connected, and the thread that watches their exchanges.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,14 +16,14 @@ namespace brrr::dist {
 
 namespace {
 
-// What a rank says of itself, in bytes.
-struct Said {
+// What a rank reports about itself, in bytes.
+struct RankInfo {
   char linked;        // It has a module for messages between GPUs.
   char identity[16];  // Of its GPU.
 };
 
-// NCCL would refuse, in words that say less.
-void check_own_gpus(const std::vector<Said>& all) {
+// NCCL would refuse with an error that says less.
+void check_own_gpus(const std::vector<RankInfo>& all) {
   for (size_t a = 0; a < all.size(); ++a) {
     for (size_t b = a + 1; b < all.size(); ++b) {
       BRRR_CHECK(std::memcmp(all[a].identity, all[b].identity, sizeof all[a].identity) != 0,
@@ -36,10 +36,10 @@ void check_own_gpus(const std::vector<Said>& all) {
   }
 }
 
-// A peer that is stuck leaves this rank's GPU waiting, and whoever waits for that. One that has
-// much to do goes on with exchanges.
+// A peer that is stuck blocks this rank's GPU and every wait for it. A peer that is merely busy
+// goes on completing exchanges.
 void watch() {
-  static std::mutex& looking = *new std::mutex;
+  static std::mutex& watching = *new std::mutex;
   const SignalsBlocked blocked;
   std::thread([] {
     using Clock = std::chrono::steady_clock;
@@ -47,7 +47,7 @@ void watch() {
     long seen = 0;
     for (Clock::time_point since = Clock::now();;) {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      const std::lock_guard lock(looking);
+      const std::lock_guard lock(watching);
       const std::string trouble = device_link::trouble();
       if (!trouble.empty()) e.abort(fmt::format("messages between GPUs: {}", trouble));
       const long done = __atomic_load_n(exchanges_done(), __ATOMIC_RELAXED);
@@ -63,15 +63,15 @@ void watch() {
       }
     }
   }).detach();
-  std::atexit([] { looking.lock(); });  // For ever: nobody looks any more.
+  std::atexit([] { watching.lock(); });  // Never unlocked: the thread stops here.
 }
 
-bool join_gpus() {
+bool connect_gpus() {
   Exchange& e = Exchange::get();
   refuse_capture("the first exchange between GPUs");
   std::string why;
-  std::vector<Said> all(static_cast<size_t>(e.size()));
-  Said& own = all[static_cast<size_t>(e.rank())];
+  std::vector<RankInfo> all(static_cast<size_t>(e.size()));
+  RankInfo& own = all[static_cast<size_t>(e.rank())];
   own.linked = device_link::messages(why);
   const std::string identity = device_link::identity();
   identity.copy(own.identity, sizeof own.identity);
@@ -94,7 +94,7 @@ bool join_gpus() {
   const Cuts all_of_it = owned_by(0, bytes);
   share("the id of all GPUs", Row(kUInt8, {{id.data(), bytes}}, {&all_of_it}));
   device_link::join(id, e.rank(), e.size());
-  exchanges_done();  // No capture takes memory.
+  exchanges_done();  // Allocates now: a capture cannot.
   watch();
   return true;
 }
@@ -102,7 +102,7 @@ bool join_gpus() {
 }  // namespace
 
 bool gpus_linked() {
-  static const bool linked = join_gpus();
+  static const bool linked = connect_gpus();
   return linked;
 }
 
@@ -112,7 +112,7 @@ long* exchanges_done() {
 }
 
 void compare_calls(const std::string& what) {
-  // All of it is done before the first message.
+  // Completes before the first message.
   if (Exchange::get().checks() && context.site == 0) share(what, Row(kUInt8, {}));
 }
 

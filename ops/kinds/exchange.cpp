@@ -11,12 +11,12 @@
 
 namespace brrr::dist {
 
-// MPI promises tags to 32767: of bucket after bucket, and above them of calls in order.
-constexpr int kFirstTag = 3;  // Those before are the thread's own.
+// MPI guarantees tags up to 32767: low ones are for buckets, those above for calls in order.
+constexpr int kFirstTag = 3;  // Those before are for the thread itself.
 constexpr int kReservedTags = 1 << 14, kOrderedTags = (1 << 14) - kFirstTag;
 
-// An exception that nobody catches ends all ranks, with this one's number. A program that has set a
-// handler of its own gets there after that line.
+// An uncaught exception ends all ranks and names this one. If the program has set a terminate
+// handler of its own, that one runs after the line is printed.
 static void name_rank_at_terminate() {
   static const std::terminate_handler before = std::get_terminate();
   static const bool own = before != __gnu_cxx::__verbose_terminate_handler;
@@ -27,7 +27,7 @@ static void name_rank_at_terminate() {
     } catch (const std::exception& e) {
       why = e.what();
     } catch (...) {
-      why = "an exception that is no std::exception";
+      why = "an exception not derived from std::exception";
     }
     if (!own && !Exchange::get().in_child()) Exchange::get().abort(why);
     std::fprintf(stderr, "brrr: rank %d: %s\n", Exchange::get().rank(), why.c_str());
@@ -53,7 +53,7 @@ void Exchange::begin() {
   auto joined = joined_.get_future();
   const std::chrono::duration<double> limit(limit_s_);
   if (joined.wait_for(limit) != std::future_status::ready) {
-    // Nobody can be told, nor the wait be ended: the launcher ends the others when this one fails.
+    // The others cannot be notified nor the wait cancelled: the launcher ends them when this fails.
     std::fprintf(stderr,
                  "brrr: rank %d of %d: waited %g s for the other processes to start; each calls "
                  "dist::init() at its beginning (BRRR_DIST_LIMIT sets the seconds)\n",
@@ -61,7 +61,7 @@ void Exchange::begin() {
     std::fflush(nullptr);
     std::_Exit(1);
   }
-  joined.get();  // Throws what failed.
+  joined.get();  // Rethrows what failed.
   name_rank_at_terminate();
   process_ = getpid();
   std::atexit([] {
@@ -76,7 +76,7 @@ void Exchange::begin() {
 
 Exchange& Exchange::get() {
   static Exchange* const e = [] {
-    auto* const made = new Exchange;  // Its thread may be there even where this throws.
+    auto* const made = new Exchange;  // Never freed: its thread may run even if this throws.
     made->begin();
     return made;
   }();
@@ -84,12 +84,12 @@ Exchange& Exchange::get() {
 }
 
 void Exchange::start(std::shared_ptr<Job> job) {
-  if (!transport_) {  // Alone: a sum is there already.
+  if (!transport_) {  // A single process: the row is the sum.
     job->done_ = true;
     return;
   }
   if (in_child()) {
-    brrr::fail("{}: a process that was forked after dist::init() is no rank", job->what);
+    brrr::fail("{}: a process that was forked after dist::init() has no rank", job->what);
   }
   const std::lock_guard lock(mutex_);
   if (!broken_.empty()) brrr::fail("{}: an earlier collective failed: {}", job->what, broken_);
@@ -102,11 +102,11 @@ void Exchange::start(std::shared_ptr<Job> job) {
 }
 
 void Exchange::wait(Job& job) {
-  let_go(job);
+  wait_until_unused(job);
   if (!job.failure_.empty()) throw Error(job.failure_);
 }
 
-void Exchange::let_go(Job& job) noexcept {
+void Exchange::wait_until_unused(Job& job) noexcept {
   if (!transport_ || job.done_ || in_child()) return;
   const double begin = now_s();
   std::unique_lock lock(mutex_);
@@ -142,24 +142,24 @@ int Exchange::reserve_tags(int n) {
 }
 
 void Exchange::return_tags(int first, int n) {
-  if (in_child()) return;  // Another thread may have held the lock when it was forked.
+  if (in_child()) return;  // A thread may have held the lock when it was forked.
   const std::lock_guard lock(mutex_);
   std::fill_n(reserved_.begin() + (first - kFirstTag), n, false);
 }
 
-void Exchange::say(const std::string& why) const {
+void Exchange::print_failure(const std::string& why) const {
   std::fprintf(stderr, "brrr: rank %d: %s\n", rank(), why.c_str());
 }
 
 void Exchange::abort(const std::string& why) {
-  say(why);
+  print_failure(why);
   std::fflush(nullptr);
   if (!transport_) std::_Exit(1);
   if (id_ == std::this_thread::get_id()) transport_->abort(1);
   std::unique_lock lock(mutex_);
   aborts_ = true;
   work_.notify_all();
-  // The run ends meanwhile, unless its thread has ended or waits in MPI: then by the launcher.
+  // The thread ends the run meanwhile, unless it has ended or is blocked in MPI: the launcher does.
   done_.wait_for(lock, std::chrono::seconds(5), [&] { return finished_; });
   std::_Exit(1);
 }

@@ -1,4 +1,4 @@
-// The collectives, stage by stage.
+// The stages of a collective.
 #include <algorithm>
 #include <cstring>
 
@@ -11,9 +11,9 @@ namespace brrr::dist {
 
 namespace {
 
-constexpr int64_t kBlock = 2048;  // Elements that stay in the first cache.
+constexpr int64_t kBlock = 2048;  // Elements that stay in the L1 cache.
 
-// into[i] += from[i] of at most a block, each sum rounded to the dtype as add_() rounds it.
+// into[i] += from[i], at most kBlock elements, each sum rounded to the dtype as add_() rounds it.
 void add_dense(char* into, const char* from, int64_t n, DType dtype) {
   static const PointwiseInfo& add = *find_op("add")->pointwise;
   const DType ct = compute_type(dtype);
@@ -23,7 +23,7 @@ void add_dense(char* into, const char* from, int64_t n, DType dtype) {
     add.loop(ct)(&x, in, step, n);
   };
   if (dtype == ct) return add_to(into, from);
-  alignas(64) char a[kBlock * 4], b[kBlock * 4];  // What is converted has 32 bits then.
+  alignas(64) char a[kBlock * 4], b[kBlock * 4];  // A dtype that is converted has 32 bits then.
   load_tile(ct, a, dtype, into, 1, n);
   load_tile(ct, b, dtype, from, 1, n);
   add_to(a, b);
@@ -44,7 +44,7 @@ void add_all(const SumPlan::Addition& sum, DType dtype) {
   }
 }
 
-// From the next one on, so that not all talk to the same first.
+// From the next rank on, so that the ranks do not all begin with the same peer.
 template <class F> void for_peers(const F& f) {
   const int rank = Exchange::get().rank(), size = Exchange::get().size();
   for (int k = 1; k < size; ++k) f((rank + k) % size);
@@ -68,7 +68,7 @@ Row Row::moved(char* to) const {
 
 std::vector<Span> Row::shard(int rank, int ranks) const {
   std::vector<Span> own;
-  int64_t before = 0;  // Elements of the spans before.
+  int64_t before = 0;  // Elements of the previous spans.
   for (size_t k = 0; k < spans_.size(); ++k) {
     const Span& s = spans_[k];
     const auto cut = [&](int r) {
@@ -82,8 +82,8 @@ std::vector<Span> Row::shard(int rank, int ranks) const {
   return own;
 }
 
-// All ranks' shares of this one's shard come, dense, in pieces as they are sent: one of the first
-// rank, `passes` of the others.
+// The first stage: receives every rank's shares of this rank's shard, packed, in the pieces in
+// which they are sent: one share of the first rank, `passes` of each other.
 static void plan_shares(SumPlan& plan, const std::vector<Row>& rows, int passes,
                         const std::vector<std::vector<Span>>& own,
                         const std::function<char*(int64_t)>& shares) {
@@ -161,7 +161,7 @@ void Job::declare(int stage, bool sends, int peer, const std::vector<Span>& span
   }
   const Transport& t = *Exchange::get().transport();
   void* r = (sends ? t.send : t.receive)(pieces.data(), static_cast<int>(pieces.size()), peer, tag);
-  BRRR_CHECK(r, "{}: no message to or from rank {}: {}", what, peer, t.error());
+  BRRR_CHECK(r, "{}: cannot start a message to or from rank {}: {}", what, peer, t.error());
   messages_.push_back({r, peer, stage, sends ? bytes : 0, false});
 }
 

@@ -14,9 +14,9 @@ namespace brrr::dist {
 
 namespace {
 
-constexpr int kTellTag = 0, kByeTag = 1, kSettingsTag = 2;
-constexpr size_t kCallBytes = 256;    // Of a call in words.
-constexpr double kAnswerSeconds = 1;  // So long a peer that is alive takes to answer, at most.
+constexpr int kReportTag = 0, kByeTag = 1, kSettingsTag = 2;
+constexpr size_t kCallBytes = 256;    // For the description of a call.
+constexpr double kAnswerSeconds = 1;  // The longest that a live peer takes to answer.
 constexpr std::chrono::microseconds kShortestPause{100}, kLongestPause{2000};
 
 }  // namespace
@@ -34,16 +34,16 @@ class Exchange::Thread {
         void* const m = transport_->receive(&piece, 1, r, tag);
         return m && transport_->start(m) ? m : nullptr;
       };
-      p.told.resize(kCallBytes);
+      p.report.resize(kCallBytes);
       p.bye = receive({&bye_, 1}, kByeTag);
-      p.hears = receive({p.told.data(), kCallBytes}, kTellTag);
+      p.report_in = receive({p.report.data(), kCallBytes}, kReportTag);
     });
     share_settings();
   }
 
   void serve() {
     {
-      // How many jobs meet in one is a matter of time: replays are to take no memory, ever.
+      // How many jobs are active at once depends on timing; replays must never allocate.
       const std::lock_guard lock(e_.mutex_);
       for (auto* jobs : {&e_.queue_, &active_, &ended_, &e_.retired_}) jobs->reserve(256);
     }
@@ -61,7 +61,7 @@ class Exchange::Thread {
           if (e_.broken_.empty()) e_.broken_ = "the run ends";  // See end_all().
           break;
         }
-        // Whatever is still under way is waited for from now on, whether anybody does or not.
+        // From now on the limit runs for all that is in flight, even if no caller waits for it.
         if (e_.finish_ && ends_since_ == 0) ends_since_ = now_s();
         active_.insert(active_.end(), e_.queue_.begin(), e_.queue_.end());
         e_.queue_.clear();
@@ -80,10 +80,10 @@ class Exchange::Thread {
 
  private:
   struct Peer {
-    void* bye = nullptr;  // A receive that ends when that rank does.
+    void* bye = nullptr;  // A receive that completes when that rank ends.
     bool gone = false;
-    void* hears = nullptr;  // Once somebody has waited too long, all tell each other what they are
-    std::string told;       // in: a receive of it.
+    void* report_in = nullptr;  // A receive of the peer's report: once a wait exceeds the limit,
+    std::string report;         // all ranks report which collectives they are in.
   };
   // f(rank, peer) for all others.
   template <class F> void for_peers(const F& f) {
@@ -92,7 +92,7 @@ class Exchange::Thread {
     }
   }
 
-  // Whether all messages of the job's stage are through.
+  // Whether all messages of the job's stage are complete.
   bool test(Job& job) {
     for (Job::Message& m : job.messages_) {
       if (!m.under_way) continue;
@@ -112,15 +112,15 @@ class Exchange::Thread {
   void start_messages(Job& job, int stage) {
     for (Job::Message& m : job.messages_) {
       if (m.stage != stage) continue;
-      BRRR_CHECK(transport_->start(m.request), "{}: no message to or from rank {}: {}", job.what,
-                 m.peer, transport_->error());
+      BRRR_CHECK(transport_->start(m.request), "{}: cannot start a message to or from rank {}: {}",
+                 job.what, m.peer, transport_->error());
       m.under_way = true;
       ++job.under_way_;
       e_.bytes_ += m.sent;
     }
   }
 
-  // Its messages, none of which is under way; with `calls` only those that compare them.
+  // Releases its messages, none of which is in flight; with `calls` only those that compare calls.
   void release(Job& job, bool calls = false) {
     std::erase_if(job.messages_, [&](const Job::Message& m) {
       if (calls && m.stage != Job::kCalls) return false;
@@ -129,8 +129,8 @@ class Exchange::Thread {
     });
   }
 
-  // With `check` the peers first tell each other what they call.
-  void say_calls(Job& job) {
+  // With BRRR_DIST_CHECK the peers first exchange descriptions of their calls.
+  void exchange_calls(Job& job) {
     job.calls_.assign(peers_.size(), std::string(kCallBytes, '\0'));
     std::string& own = job.calls_[static_cast<size_t>(transport_->rank)];
     job.what.copy(own.data(), kCallBytes - 1);
@@ -160,7 +160,7 @@ class Exchange::Thread {
     }
     do {
       const int at = job.stage_++;
-      if (at == Job::kCalls && e_.check_) say_calls(job);
+      if (at == Job::kCalls && e_.check_) exchange_calls(job);
       if (at == 1 && e_.check_) check_calls(job);
       if (at == 2) job.compute();
       if (at == 1 + static_cast<int>(job.plan_.stages.size())) return false;
@@ -170,12 +170,12 @@ class Exchange::Thread {
   }
 
   void finish_job(Job& job) {
-    // Of those under way at once each moment counts once.
+    // Time during which several jobs are in flight counts once.
     const double now = now_s();
     e_.under_way_ns_ += static_cast<int64_t>((now - std::max(job.began_, counted_to_)) * 1e9);
     counted_to_ = now;
     ++e_.jobs_;
-    // The last touch: whoever waits may begin it again.
+    // The last accesses: a waiting caller may start the job again.
     std::erase_if(active_, [&](const auto& j) { return j.get() == &job; });
     const std::lock_guard lock(e_.mutex_);
     job.done_ = true;
@@ -190,17 +190,17 @@ class Exchange::Thread {
     job.failure_ = why;
     {
       const std::lock_guard lock(e_.mutex_);
-      // Nobody else would say it any more.
-      if (e_.broken_.empty() && ends_since_ > 0) e_.say(why);
+      // Nothing else would report it any more.
+      if (e_.broken_.empty() && ends_since_ > 0) e_.print_failure(why);
       if (e_.broken_.empty()) e_.broken_ = why;
     }
     finish_job(job);
   }
 
-  // What this rank is in, to all others, once: somebody has waited too long.
-  void tell_all() {
-    if (told_at_ > 0) return;
-    told_at_ = now_s();
+  // Reports to all others, once, which jobs this rank is in: a wait has exceeded the limit.
+  void report_all() {
+    if (reported_at_ > 0) return;
+    reported_at_ = now_s();
     for (const bool waited : {true, false}) {
       for (const auto& job : active_) {
         if ((job->waited_since_ > 0) != waited) continue;
@@ -211,12 +211,12 @@ class Exchange::Thread {
     own_state_.resize(kCallBytes - 1);
     const Piece piece{own_state_.data(), kCallBytes};
     for_peers([&](int r, const Peer&) {
-      // They end when they end: the run is about to.
-      if (void* const m = transport_->send(&piece, 1, r, kTellTag)) transport_->start(m);
+      // Not waited for: the run is about to end.
+      if (void* const m = transport_->send(&piece, 1, r, kReportTag)) transport_->start(m);
     });
   }
 
-  // Throws if what the job waits for will not come.
+  // Throws if the messages that the job waits for will not come.
   void check_peers(const Job& job) {
     const double since = job.waited_since_ > 0 ? job.waited_since_.load() : ends_since_;
     const bool late = !job.patient && since > 0 && now_s() - since > e_.limit_s_;
@@ -225,14 +225,14 @@ class Exchange::Thread {
       if (!m.under_way) continue;
       const auto peer = static_cast<size_t>(m.peer);
       BRRR_CHECK(!peers_[peer].gone, "{}: rank {} has ended its program", job.what, peer);
-      if (late) missing.insert(peer);  // Which else would allocate, at every look.
+      if (late) missing.insert(peer);  // Only then: it allocates, and this runs at every poll.
     }
     if (!late) return;
-    tell_all();
+    report_all();
     std::string words;
     for (const size_t r : missing) {
-      const char* state = peers_[r].told.c_str();
-      if (!*state && now_s() - told_at_ < kAnswerSeconds) return;
+      const char* state = peers_[r].report.c_str();
+      if (!*state && now_s() - reported_at_ < kAnswerSeconds) return;
       words += fmt::format("{}rank {}, which {}{}", words.empty() ? "" : "; ", r,
                            *state ? "is " : "", *state ? state : "does not answer");
     }
@@ -241,11 +241,11 @@ class Exchange::Thread {
                e_.check_ ? "" : "BRRR_DIST_CHECK=1 compares the calls, ");
   }
 
-  // Whether anything has moved.
+  // Whether there was any progress.
   bool advance(Job& job) {
     try {
       if (job.stage_ == 0 && job.ready && !job.ready()) {
-        // While this rank's GPU computes nobody is waited for, unless the process ends.
+        // While this rank's GPU computes the limit does not run, unless the process ends.
         if (ends_since_ > 0)
           check_peers(job);
         else if (job.waited_since_ > 0)
@@ -264,7 +264,7 @@ class Exchange::Thread {
     return true;
   }
 
-  // Rank 0's limit and check hold for all, who may not see its environment.
+  // Rank 0's limit and check apply to all ranks, which may not see its environment.
   void share_settings() {
     double settings[] = {e_.limit_s_, e_.check_ ? 1.0 : 0.0};
     const Piece piece{settings, sizeof settings};
@@ -274,7 +274,7 @@ class Exchange::Thread {
       int state = m && transport_->start(m) ? 0 : -1;
       for (; state == 0; sched_yield()) state = transport_->test(m);
       if (m) transport_->release(m);
-      BRRR_CHECK(state > 0, "dist: no message between ranks: {}", transport_->error());
+      BRRR_CHECK(state > 0, "dist: a message between ranks failed: {}", transport_->error());
     }
     e_.limit_s_ = settings[0];
     e_.check_ = settings[1] != 0;
@@ -285,7 +285,7 @@ class Exchange::Thread {
     for (size_t k = 0; k < active_.size();) {
       const std::shared_ptr<Job> job = active_[k];
       moved |= advance(*job);
-      if (k < active_.size() && active_[k] == job) ++k;  // Else it is done.
+      if (k < active_.size() && active_[k] == job) ++k;  // Otherwise it is done.
     }
     if (!e_.broken_.empty()) {
       while (!active_.empty()) fail(*std::shared_ptr<Job>(active_.front()), e_.broken_);
@@ -295,23 +295,23 @@ class Exchange::Thread {
       return;
     }
     for (Peer& p : peers_) {
-      // What it sent before may be on its way: only the next look finds it missing.
+      // Messages that it sent before may be in flight: only the next poll reports it missing.
       if (p.bye && transport_->test(p.bye)) {
         transport_->release(std::exchange(p.bye, nullptr));
         p.gone = true;
       }
-      if (p.hears && transport_->test(p.hears)) {  // Who is told tells, too.
-        transport_->release(std::exchange(p.hears, nullptr));
-        tell_all();
+      if (p.report_in && transport_->test(p.report_in)) {  // Answered by a report.
+        transport_->release(std::exchange(p.report_in, nullptr));
+        report_all();
       }
     }
     std::unique_lock lock(e_.mutex_);
     if (!e_.queue_.empty() || e_.aborts_) return;
     if (e_.waiting_ > 0) {
       lock.unlock();
-      sched_yield();  // Others may have to run for this to end.
+      sched_yield();  // Others may need the core for this to complete.
     } else {
-      // Nobody waits: this core is the computation's, and every look takes it away for a while.
+      // No caller waits: leave the core to the computation, which every poll interrupts.
       pause_ = std::clamp(2 * pause_, kShortestPause, kLongestPause);
       e_.work_.wait_for(lock, pause_);
     }
@@ -319,13 +319,13 @@ class Exchange::Thread {
 
   void end_all() {
     for_peers([&](int r, Peer& p) {
-      for (void** m : {&p.bye, &p.hears}) {
+      for (void** m : {&p.bye, &p.report_in}) {
         if (*m) transport_->cancel(std::exchange(*m, nullptr));
       }
       const Piece piece{&bye_, 1};
       p.bye = transport_->send(&piece, 1, r, kByeTag);
       if (!p.bye || !transport_->start(p.bye)) return;
-      // One byte is on its way at once, or its receiver is gone: then the message stays as it is.
+      // One byte is sent at once, unless its receiver is gone: then the message is left as it is.
       int sent = 0;
       for (int i = 0; i < 1000 && sent == 0; ++i) {
         if ((sent = transport_->test(p.bye)) == 0) sched_yield();
@@ -333,8 +333,8 @@ class Exchange::Thread {
       if (sent > 0) transport_->release(std::exchange(p.bye, nullptr));
     });
     if (e_.broken_.empty()) return transport_->finish();
-    // The others have heard and end as well, or the launcher ends them. All who can finish before:
-    // where ranks abort while one waits in MPI_Finalize, Open MPI 4.1's launcher crashes or hangs.
+    // The others were notified and end too, or the launcher ends them. All that can finish first:
+    // if ranks abort while one waits in MPI_Finalize, Open MPI 4.1's launcher crashes or hangs.
     std::fflush(nullptr);
     std::thread([] {
       std::this_thread::sleep_for(std::chrono::seconds(5));
@@ -348,16 +348,16 @@ class Exchange::Thread {
   const Transport* transport_ = nullptr;
   std::vector<std::shared_ptr<Job>> active_, ended_;
   std::vector<Peer> peers_;  // By rank.
-  double ends_since_ = 0;    // Nothing else is computed.
+  double ends_since_ = 0;    // When the process began to exit; 0: not yet.
   std::string own_state_;
-  double told_at_ = 0;                  // When this rank has.
-  double counted_to_ = 0;               // Seconds of under_way_ns_.
-  std::chrono::microseconds pause_{0};  // Before the next look.
+  double reported_at_ = 0;              // When this rank reported.
+  double counted_to_ = 0;               // The time up to which under_way_ns_ counts.
+  std::chrono::microseconds pause_{0};  // Before the next poll.
   char bye_ = 0;
 };
 
 void Exchange::run_thread() {
-  static auto& thread = *new Thread(*this);  // For ever, as messages to it may be under way.
+  static auto& thread = *new Thread(*this);  // Never freed: messages to it may be in flight.
   id_ = std::this_thread::get_id();
   try {
     thread.join();

@@ -1,5 +1,5 @@
 #pragma once
-// Dims as a kernel walks them: as few as the operands' strides allow.
+// Reorders and merges dims so that a kernel iterates over as few as the operands' strides allow.
 
 #include <array>
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace brrr {
 
-/// A walk over dims, the last one innermost: where each of N operands is.
+/// Iterates over dims, the last one innermost; at[k] is the offset of operand k in elements.
 template <size_t N> class DimWalk {
  public:
-  /// From element `first` on. Of each operand the strides over the dims.
+  /// Starts at element `first`. `stride`: each operand's strides over the dims.
   DimWalk(int ndim, const int64_t* size, const std::array<const int64_t*, N>& stride, int64_t first)
       : ndim_(ndim), size_(size), stride_(stride) {
     for (int d = ndim - 1; d >= 0; --d) {
@@ -40,10 +40,10 @@ template <size_t N> class DimWalk {
   int64_t index_[kMaxDims];
 };
 
-/// Drops dims of size 1, puts the larger strides of operand `written` outside (none is moved where
-/// that is -1), and makes one dim of neighbours that all of `count` operands walk alike.
-/// `stride(k)` points to operand k's strides over the dims, or to nothing. Returns how many dims
-/// are left: at least one.
+/// Drops dims of size 1, sorts the others by the strides of operand `written`, largest outermost
+/// (-1: keeps their order), and merges neighbours that all `count` operands traverse alike.
+/// `stride(k)` points to operand k's strides over the dims, or is null. Returns the number of dims
+/// left, at least one.
 template <class Stride>
 int merge_dims(int ndim, int64_t* size, int count, int written, const Stride& stride) {
   const auto each = [&](const auto& f) {

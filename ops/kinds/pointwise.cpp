@@ -14,9 +14,9 @@ namespace brrr {
 
 // --- rows ----------------------------------------------------------------------------------------
 
-// What is left of a gradient g * f where f is there.
+// The row g * f, for gradients whose factor f is already computed.
 static const OpDef& times_row() {
-  static PointwiseOp* const row = [] {  // For ever, as its name in the registry.
+  static PointwiseOp* const row = [] {  // Never freed: the registry keeps its name.
     auto* r = new PointwiseOp("grad.times", "g * f", {}, [](auto g, auto f) { return g * f; });
     r->gradient_row = true;
     return r;
@@ -24,7 +24,7 @@ static const OpDef& times_row() {
   return *row;
 }
 
-// Runs the gradient on symbols once, to learn which operands it really needs.
+// Evaluates the gradient lambda on symbols once, to find the operands that it really reads.
 void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
   row->gradient_row = true;
   row->name = strdup(fmt::format("{}.grad{}", name, i).c_str());
@@ -44,7 +44,7 @@ void PointwiseOp::attach_gradient(int i, PointwiseOp* row) {
       !(operands_used(list, last.args[1]) >> g & 1)) {
     row->info.times = &times_row();
   }
-  if (out == in[g].id) grad_aliases |= 1u << i;  // It is the output's, unchanged.
+  if (out == in[g].id) grad_aliases |= 1u << i;  // The gradient is g itself, unchanged.
   saves_inputs |= static_cast<uint32_t>(uses & ((1u << y) - 1));
   if (uses >> y & 1) saves_outputs |= 1;
   if (row->decompose) {
@@ -76,8 +76,8 @@ PointwiseOp::PointwiseOp(const char* n, const char* d, const PointwiseInfo& i)
 
 // --- gradient ------------------------------------------------------------------------------------
 
-// A scalar operand of a call, whose word is `word`, as the next one of a gradient's call. A draw
-// stays one: a recorded gradient makes the same numbers on every replay.
+// Appends a scalar operand of the forward call, whose word is `word`, to a gradient's call. A draw
+// stays dynamic: on every replay a recorded gradient draws the same numbers as its forward.
 static void push_scalar_of(const Node& n, int operand, int word, OpCall& c) {
   const Attrs& a = n.attrs;
   if ((a.dynamic >> word & 1) && (n.op->pointwise->integers >> operand & 1)) {
@@ -88,7 +88,7 @@ static void push_scalar_of(const Node& n, int operand, int word, OpCall& c) {
   c.attrs.push(a.v[word]);
 }
 
-// The row of input i's gradient on what it needs of the inputs, the output and g; the other
+// Runs the row of input i's gradient on those of the inputs, output and g that it reads; the other
 // operands are scalars 0. The node keeps its saved tensors alive meanwhile.
 static Tensor run_gradient(VjpCall& v, int i) {
   const Node& n = v.node;
@@ -123,7 +123,7 @@ static Tensor run_gradient(VjpCall& v, int i) {
   return std::move(c.out[0]);
 }
 
-// The same row on the gradient's own gradient.
+// Linear in g, so its vjp is the same row applied to the incoming gradient.
 void linear_vjp(VjpCall& v) {
   const Node& n = v.node;
   const int g = n.n_in - 1;
@@ -157,7 +157,7 @@ void pointwise_vjp(VjpCall& v) {
   fail("{}: operand {} is an undefined tensor", op.name, i);
 }
 
-// The place of the next operand.
+// The index of the next operand.
 int PointwiseCall::next() {
   const int most = call_.op->pointwise->n_in;
   BRRR_CHECK(call_.n_in < most, "{}: takes {} operands, got more", call_.op->name, most);
@@ -171,15 +171,15 @@ PointwiseCall& PointwiseCall::add(const Tensor& t) {
   return *this;
 }
 
-// A number as an operand: its kind and its word (see Attrs).
-static uint32_t number_kind(Scalar s) { return s.is_floating() ? 3 : s.dtype() == kBool ? 1 : 2; }
-static int64_t number_word(Scalar s) {
+// A scalar operand's kind and word (see Attrs).
+static uint32_t scalar_kind(Scalar s) { return s.is_floating() ? 3 : s.dtype() == kBool ? 1 : 2; }
+static int64_t scalar_word(Scalar s) {
   return s.is_floating() ? std::bit_cast<int64_t>(s.to_double()) : s.to_int();
 }
 
 PointwiseCall& PointwiseCall::add(Scalar s) {
-  call_.attrs.kinds |= number_kind(s) << (2 * next());
-  call_.attrs.push(number_word(s));
+  call_.attrs.kinds |= scalar_kind(s) << (2 * next());
+  call_.attrs.push(scalar_word(s));
   return *this;
 }
 
@@ -208,11 +208,11 @@ PointwiseCall& PointwiseCall::make(const IntList& sizes, DType dtype, Device dev
 }
 
 void PointwiseCall::go() {
-  settle_numbers(call_);
+  fit_integer_scalars(call_);
   if (sizes_) call_.attrs.push(*sizes_);
   try {
     dispatch(call_);
-  } catch (...) {  // Most likely there was no memory: whoever tries again gets the same numbers.
+  } catch (...) {  // Most likely out of memory: a retry draws the same numbers.
     if (drawn_ >= 0 && !context.recorder) {
       return_draws(static_cast<uint64_t>(call_.attrs.v[drawn_]), 1);
     }
@@ -239,8 +239,8 @@ void PointwiseCall::run_into(std::initializer_list<Tensor> outs) {
   go();
 }
 
-// The fast path: same dtype and shape, contiguous, on the CPU, nobody watching, small. Everything
-// else, and every error, is the general path's (a storage without data is a lost placeholder).
+// The fast path: same dtype and shape, contiguous, on the CPU, no recorder or observer, small. The
+// general path handles all else and every error (storage without data: a lost placeholder).
 template <int N>
 [[gnu::always_inline]] static inline bool fast(const PointwiseOp& op, TensorImpl* const* in) {
   const TensorImpl* a = in[0];
@@ -262,7 +262,7 @@ template <int N>
   const TensorImpl& a = *in[0];
   const auto t = static_cast<int>(a.dtype);
   const DType dtype = op.info.mask_out[0] ? kBool : a.dtype;
-  // Constants from here on: the device is known.
+  // The device is a compile-time constant from here on.
   Storage* s = new_storage(kCPU, static_cast<size_t>(a.numel) * itemsize(dtype));
   Tensor out(Ref<TensorImpl>::adopt(new_impl_like(s, dtype, a, kCPU)));
   s->data = backend(DeviceType::CPU).allocate(s->bytes);
@@ -290,7 +290,7 @@ static void check_defined(const PointwiseOp& op, TensorImpl* const* in, int n) {
   }
 }
 
-// Out of line, so that the fast path has a small frame. Recorded steps come through here.
+// Out of line to keep the fast path's frame small. Recorded steps come through here.
 template <int N>
 [[gnu::noinline]] static Tensor call_slow(const PointwiseOp& op, TensorImpl* const* in) {
   check_defined(op, in, N);
@@ -311,8 +311,8 @@ Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   return call_tensors(op, a, b);
 }
 
-// With a number as operand `number` of two.
-[[gnu::always_inline]] static inline Tensor call_with_number(const PointwiseOp& op, const Tensor& t,
+// A call on a tensor and a scalar, which is operand `number` of two.
+[[gnu::always_inline]] static inline Tensor call_with_scalar(const PointwiseOp& op, const Tensor& t,
                                                              Scalar s, int number) {
   if (!t.defined()) [[unlikely]]
     fail_undefined(op, 1 - number);
@@ -320,35 +320,35 @@ Tensor call(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   in[1 - number] = t.impl();
   in[number] = nullptr;
   OpCall c(op, in, 2);
-  c.attrs.set_only(number, number_kind(s), number_word(s));
-  if (!s.is_floating()) settle_numbers(c);
+  c.attrs.set_only(number, scalar_kind(s), scalar_word(s));
+  if (!s.is_floating()) fit_integer_scalars(c);
   dispatch_inline(c);
   return std::move(c.out[0]);
 }
 
 namespace {
-/// The destination of a call in place, which the caller holds.
-struct Lent {
+/// The destination of an in-place call, without a reference of its own: the caller holds one.
+struct BorrowedOutput {
   OpCall& call;
-  Lent(OpCall& c, const Tensor& t) : call(c) {
+  BorrowedOutput(OpCall& c, const Tensor& t) : call(c) {
     c.out[0] = Tensor(Ref<TensorImpl>::adopt(t.impl()));
   }
-  ~Lent() { call.out[0].detach_impl(); }
+  ~BorrowedOutput() { call.out[0].detach_impl(); }
 };
 }  // namespace
 
 Tensor call(const PointwiseOp& op, const Tensor& a, Scalar b) {
-  return call_with_number(op, a, b, 1);
+  return call_with_scalar(op, a, b, 1);
 }
 Tensor call(const PointwiseOp& op, Scalar a, const Tensor& b) {
-  return call_with_number(op, b, a, 0);
+  return call_with_scalar(op, b, a, 0);
 }
 void call_into(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
   TensorImpl* in[] = {a.impl(), b.impl()};
   check_defined(op, in, 2);
   OpCall c(op, in, 2);
   c.into = true;
-  const Lent out(c, a);
+  const BorrowedOutput out(c, a);
   dispatch(c);
 }
 void call_into(const PointwiseOp& op, const Tensor& a, Scalar b) {

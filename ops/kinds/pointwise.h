@@ -1,13 +1,13 @@
 #pragma once
-// The pointwise row: from one generic lambda come the eager loop, the oracle, the source text and
-// the differentiable form; from one lambda per input the same four of each gradient.
+// The pointwise row. One generic lambda yields the eager loop, the float64 oracle, the source text
+// and the differentiable form; one lambda per input yields the same four for its gradient.
 //
 //   const PointwiseOp erf{"erf", "Gauss error function", {},
 //                         [](auto x) { return m::erf(x); },
 //                         [](auto x, auto, auto g) { return g * 1.128... * m::exp(-x * x); }};
 //
-// A gradient lambda takes the inputs, the output and the output's gradient. Operands may be
-// scalars in any call, so attributes (bounds, slopes, betas) are simply operands that always are.
+// A gradient lambda takes the inputs, the output and the output's gradient. Any operand of a call
+// may be a scalar, so attributes (bounds, slopes, betas) are simply operands that always are.
 
 #include <algorithm>
 #include <array>
@@ -20,65 +20,65 @@
 
 namespace brrr {
 
-/// Below this many elements a call is run on the spot, without the general driver.
+/// Calls with at most this many elements run directly, without the general driver.
 inline constexpr int64_t kSmall = 1 << 15;
 
-/// `out` and `in` hold one address each: for an operand of Integers that of the number, for one
-/// that is made that of a vx::Line. step is 0 for a splat of 16 equal elements, else 1.
+/// `out` and `in` hold one address per operand: of its elements, of the int64 of an Integers
+/// operand, of the vx::Line of a made one. step is 0 for a splat of 16 equal elements, else 1.
 using PointwiseLoop = void (*)(char* const* out, const char* const* in, const int64_t* step,
                                int64_t n);
 
-/// What an integer among the operands means that the result's integer dtype does not hold.
+/// How an integer scalar operand that the result's integer dtype cannot hold is treated.
 enum class Beyond : uint8_t {
-  Exact,     ///< Itself, in int64; the result keeps its own low bits.
-  Saturate,  ///< The nearest number that the dtype holds.
+  Exact,     ///< Used as it is, in int64; the result keeps its low bits.
+  Saturate,  ///< Replaced by the nearest value that the dtype holds.
   Refuse,    ///< An error.
 };
 
 struct PointwiseTraits {
   Beyond beyond = Beyond::Exact;
-  const char* no_bool = nullptr;  ///< Bool tensors are refused, with this mend.
-  uint32_t condition = 0;         ///< Operands that take no part in promotion.
-  bool wide = false;              ///< Is computed in float64, or int64.
-  bool moves = false;             ///< The result is the operand itself.
-  double lo = -2.0, hi = 2.0;     ///< Where tests sample the operands.
-  /// See OpSpec::check_values: of what the row takes to be m::checked().
+  const char* no_bool = nullptr;  ///< Bool tensors are refused; the error gives this advice.
+  uint32_t condition = 0;         ///< Bit k: operand k takes no part in promotion.
+  bool wide = false;              ///< Computes in float64 or int64.
+  bool moves = false;             ///< The op only copies its operand.
+  double lo = -2.0, hi = 2.0;     ///< Range of the tests' samples.
+  /// See OpSpec::check_values: checks what the row assumes to be m::checked().
   void (*check)(const OpCall&) = nullptr;
 };
 
 struct PointwiseInfo {
-  int n_in = 0;  ///< Operands that a call gives.
+  int n_in = 0;  ///< Operands that a call passes.
   uint8_t n_out = 1;
   int n_made = 0;
-  int place[kMaxMade] = {};  ///< What is made: see Integers.
-  uint32_t integers = 0;     ///< Operands that are int64, with those that are made.
+  int place[kMaxMade] = {};  ///< Positions that are made: see Integers.
+  uint32_t integers = 0;     ///< Bit k: operand k is int64, made ones included.
   PointwiseTraits traits;
-  PointwiseLoop loops[kNumDTypes] = {};  ///< By dtype in memory; null if it is to be converted.
+  PointwiseLoop loops[kNumDTypes] = {};  ///< By dtype in memory; null: operands are converted.
   PointwiseLoop loop(DType t) const { return loops[static_cast<int>(t)]; }
   void (*emit)(const Sym* in, int* out) = nullptr;
-  void (*oracle)(const double* in, double* out) = nullptr;  ///< Null of a row with integers.
-  bool mask_out[kMaxOutputs] = {};                          ///< Output k is a comparison's result.
-  const OpDef* grads[kMaxOperands] = {};  ///< The row that computes input i's gradient, if any.
-  uint64_t grad_uses[kMaxOperands] = {};  ///< Its operands that matter: inputs, output, g.
-  /// Of a gradient g * f, f of the other operands alone: the row of g and f.
+  void (*oracle)(const double* in, double* out) = nullptr;  ///< Null for rows with integers.
+  bool mask_out[kMaxOutputs] = {};                          ///< Output k is a comparison's mask.
+  const OpDef* grads[kMaxOperands] = {};  ///< The row that computes input i's gradient, or null.
+  uint64_t grad_uses[kMaxOperands] = {};  ///< Operands that it reads: inputs, output, g.
+  /// If this gradient is g * f with f independent of g: the row g * f.
   const OpDef* times = nullptr;
 };
 
-// The parts that do not depend on the lambda: pointwise.cpp, pointwise_rules.cpp.
+// Functions that do not depend on the lambda: pointwise.cpp, pointwise_rules.cpp.
 void pointwise_infer(OpCall& c);
 void pointwise_run(OpCall& c);
 void pointwise_vjp(VjpCall& v);
-/// Of a gradient that is linear in g, its last given operand, and uses no other tensor.
+/// Of gradient rows that are linear in g, their last given operand, and read no other tensor.
 void linear_vjp(VjpCall& v);
-/// The results' dtype, but for masks: the operands' common one, float32 for integers that the row
-/// is not instantiated for.
+/// The dtype of results other than masks: the operands' common dtype, or float32 for integers that
+/// the row is not instantiated for.
 DType pointwise_dtype(const OpCall& c);
-/// The dtype of the arithmetic: compute_type of that, and int64 where an operand may hold what
-/// int32 does not. Looks at dtypes, dims and numbers only.
+/// The dtype of the arithmetic: compute_type of pointwise_dtype(), and int64 where an operand may
+/// exceed int32. Depends on dtypes, dims and scalars only.
 DType pointwise_compute_dtype(const OpCall& c);
-/// Makes of numbers that an integer dtype does not hold what the row wants (Beyond). To be called
-/// before dispatch, so that a recorded call has the words that are computed with.
-void settle_numbers(OpCall& c);
+/// Applies `Beyond` to scalars that an integer result dtype cannot hold. Call before dispatch, so
+/// that a recorded call holds the words it computes with.
+void fit_integer_scalars(OpCall& c);
 
 template <class F, class O> void pointwise_emit(const Sym* in, int* out) {
   const auto operand = [&](auto k) { return typename O::template Type<Sym, k>(in[k].id); };
@@ -98,11 +98,11 @@ template <class F, class O> void pointwise_oracle(const double* in, double* out)
 }
 
 template <class F, class O> void pointwise_decompose(OpCall& c, const Tensor* in) {
-  // Integers and narrower floats are converted first, as kernels do, but for what the formula takes
-  // as it is.
+  // Convert integers and narrower floats first, as kernels do, except operands that the formula
+  // takes unconverted.
   const DType compute = pointwise_compute_dtype(c), common = pointwise_dtype(c);
   const uint32_t exact = O::integers | c.op->pointwise->traits.condition;
-  const m::NumbersAs numbers(compute);
+  const m::LiteralDTypeScope numbers(compute);
   auto y = row_outputs<F, O>([&](auto k) {
     if (!in[k].defined() || !is_floating(compute) || exact >> k & 1) return in[k];
     const DType own = in[k].dtype();
@@ -139,8 +139,8 @@ PointwiseInfo pointwise_info(const PointwiseTraits& traits) {
   return info;
 }
 
-/// A pointwise row, which makes float32 of integers. Gradients, if any, are given for the first
-/// inputs in order; an input without one gets none (integers, attributes).
+/// A pointwise row; integers are computed in float32. Gradients, if any, belong to the first inputs
+/// in order; inputs without one (integers, attributes) get no gradient.
 class PointwiseOp : public OpDef {
  public:
   template <class F, class... G>
@@ -148,7 +148,7 @@ class PointwiseOp : public OpDef {
       : PointwiseOp(std::false_type{}, n, d, traits, f, g...) {}
 
   PointwiseInfo info;
-  PointwiseLoop direct[kNumDTypes] = {};  ///< Of operands that have all this dtype.
+  PointwiseLoop direct[kNumDTypes] = {};  ///< For operands that all have this dtype.
 
  protected:
   template <bool Numbers, class F, class... G>
@@ -176,8 +176,7 @@ class PointwiseOp : public OpDef {
                                  .wide = info.traits.wide,
                                  .lo = info.traits.lo,
                                  .hi = info.traits.hi};
-    auto* row =
-        new PointwiseOp("", doc, pointwise_info<false, G, O>(traits));  // For ever, as its row.
+    auto* row = new PointwiseOp("", doc, pointwise_info<false, G, O>(traits));  // Never freed.
     if constexpr (O::Kinds::any)
       row->vjp = linear_vjp;
     else
@@ -187,7 +186,7 @@ class PointwiseOp : public OpDef {
   void attach_gradient(int i, PointwiseOp* row);
 };
 
-/// A pointwise row that is also instantiated for int64 and int32.
+/// A pointwise row that is also instantiated for int64, int32, uint8 and bool.
 class NumberOp : public PointwiseOp {
  public:
   template <class F, class... G>
@@ -195,16 +194,16 @@ class NumberOp : public PointwiseOp {
       : PointwiseOp(std::true_type{}, n, d, traits, f, g...) {}
 };
 
-/// Collects the operands of a pointwise call.
+/// Builds a pointwise call operand by operand.
 class PointwiseCall {
  public:
   explicit PointwiseCall(const OpDef& op) : in_{}, call_(op, in_.data(), 0) {}
   PointwiseCall& add(const Tensor& t);
   PointwiseCall& add(Scalar s);
   PointwiseCall& add(ControlCell& cell);
-  /// Seed and number of the next draw of the random stream. A call that throws gives it back.
+  /// Adds the seed and the number of the next draw of the random stream. A throw returns it.
   PointwiseCall& draw();
-  /// What it makes, where tensors do not tell. Throws if that cannot be, before a draw is used up.
+  /// The result of a call without tensors. Throws if it is impossible, before a draw is used up.
   PointwiseCall& make(const IntList& sizes, DType dtype, Device device);
   PointwiseCall& dtype(DType t) {
     call_.attrs.set_dtype(t);
@@ -219,11 +218,11 @@ class PointwiseCall {
   void go();
   std::array<TensorImpl*, kMaxOperands> in_;
   OpCall call_;
-  std::optional<IntList> sizes_;  ///< Of a call without tensors.
-  int drawn_ = -1;                ///< The word with the number of a draw.
+  std::optional<IntList> sizes_;  ///< For a call without tensors.
+  int drawn_ = -1;                ///< The word that holds the number of a draw.
 };
 
-/// dst = src, converted and broadcast; executed at once, never recorded. For kernels' own use.
+/// dst = src, converted and broadcast; runs at once, never recorded. For use within kernels.
 void copy_now(TensorImpl& dst, const TensorImpl& src);
 /// dst = 0, likewise.
 void zero_now(const TensorImpl& dst);

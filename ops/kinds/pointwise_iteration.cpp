@@ -27,7 +27,7 @@ void set_tensor(PointwiseOperand& o, const TensorImpl& t, int ndim) {
   }
 }
 
-// A place of the elements of `shape`, which has ndim dims (see Integers).
+// An operand whose elements are their positions in `shape`, which has ndim dims (see Integers).
 void set_place(PointwiseOperand& o, int place, const TensorImpl& shape, int ndim) {
   o = {.base = nullptr, .dtype = kInt64, .number = false, .made = true, .stride = {}, .scalar = 0};
   if (place != kNumber) {
@@ -43,8 +43,8 @@ bool same_layout(const TensorImpl& a, const TensorImpl& b) {
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
-// The first output that may share bytes with the input in another layout, or null. Such an input is
-// copied first, so that x[1:].copy_(x[:-1]) reads what was there.
+// The first output that may overlap the input in another layout, or null. Such an input is copied
+// first, so that x[1:].copy_(x[:-1]) reads the original values.
 const TensorImpl* overwriter(const OpCall& c, const TensorImpl& t) {
   for (int k = 0; c.into && k < c.n_out; ++k) {
     const TensorImpl& out = *c.out[k].impl();

@@ -1,6 +1,6 @@
 #pragma once
-// A pointwise call as one walk over strided operands, with as few dims as possible: what the CPU's
-// loops and a GPU's kernels are driven by.
+// A pointwise call as one loop nest over strided operands, with as few dims as possible. It drives
+// the CPU's loops and a GPU's kernels.
 
 #include "ops/kinds/pointwise.h"
 
@@ -9,12 +9,12 @@ namespace brrr {
 inline constexpr int kMostPointwise = kMaxOperands + kMaxOutputs;
 
 struct PointwiseOperand {
-  char* base;  ///< Of a number given with the call: the number's own address, on the host.
+  char* base;  ///< Of a scalar: the address of `scalar`, on the host.
   DType dtype;
   bool number;
-  bool made = false;           ///< No memory: the element is the offset itself, an int64.
+  bool made = false;           ///< Not in memory: the element is its own offset, an int64.
   int64_t stride[kMaxDims];    ///< In elements.
-  alignas(16) int64_t scalar;  ///< Storage of a number, int64 or double.
+  alignas(16) int64_t scalar;  ///< Storage of a scalar, int64 or double.
   int64_t item() const { return static_cast<int64_t>(itemsize(dtype)); }
 };
 
@@ -22,22 +22,22 @@ struct Iteration {
   const PointwiseInfo* info;
   PointwiseLoop loop;  ///< The CPU driver's.
   DType compute;
-  int n_out, n_in, ndim;  ///< Inputs with those that are made.
+  int n_out, n_in, ndim;  ///< n_in includes made operands.
   int64_t numel;
   int64_t size[kMaxDims];
   PointwiseOperand operands[kMostPointwise];  ///< Outputs, then inputs.
-  /// What stands in for inputs that share memory with an output in another layout.
+  /// Copies of inputs that overlap an output in another layout.
   Tensor copies[kMaxOperands];
   int count() const { return n_out + n_in; }
-  /// What the loop sees of operand k.
+  /// The dtype in which the loop sees operand k.
   DType loop_type(int k) const {
     if (k < n_out) return info->mask_out[k] ? kBool : compute;
     return info->integers >> (k - n_out) & 1 ? kInt64 : compute;
   }
 };
 
-/// Walks the outer dims; `at` has the operands' addresses in the row, or of their vx::Line, from
-/// its element `first` on.
+/// Walks the outer dims; at[k] is operand k's address in the current row, at its element `first`,
+/// or the address of its vx::Line if it is made.
 class PointwiseRows {
  public:
   PointwiseRows(const Iteration& it, int64_t row, int64_t first)
@@ -58,7 +58,7 @@ class PointwiseRows {
       move(d, index_[d]);
     }
   }
-  /// `rows` further, all but the last of which are of the last outer dim's.
+  /// Advances by `rows`, all but the last of which lie within the last outer dim.
   void skip(int64_t rows) {
     index_[outer_ - 1] += rows - 1;
     move(outer_ - 1, rows - 1);
@@ -89,10 +89,10 @@ class PointwiseRows {
   int64_t index_[kMaxDims], bytes_[kMaxDims][kMostPointwise];
 };
 
-/// Fills `it`; false if there is nothing to do. Larger strides of the output are outside,
-/// neighbours that every operand walks alike are one dim.
+/// Fills `it`; false if there is nothing to do. Sorts the dims by the output's strides, largest
+/// outermost, and merges neighbours that every operand traverses alike.
 bool pointwise_iteration(const OpCall& c, Iteration& it);
-/// Of those copies.
+/// Bytes of Iteration::copies.
 int64_t pointwise_scratch(const OpCall& c);
 
 }  // namespace brrr

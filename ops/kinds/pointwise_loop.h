@@ -1,6 +1,6 @@
 #pragma once
-// What a pointwise row's lambda takes and gives, and the loop over vectors that it becomes on a
-// CPU.
+// Operand and result types of a pointwise row's lambda, and the vectorised CPU loop that is
+// instantiated from it.
 
 #include <cstring>
 #include <tuple>
@@ -13,18 +13,18 @@ namespace brrr {
 
 inline constexpr int kMaxOperands = kMaxAttrs;
 inline constexpr int kMaxMade = 2;
-/// Operands that are int64 whatever their row computes in. Of those that a call gives, the bits
-/// `Given` say which: seeds, counters, diagonals, which all elements share. Behind all given ones
-/// come those that no call gives, because each element makes them of its place: kNumber is the
-/// element's number in row-major order, 1 its place in the last dim, 2 in the one before. They
-/// stand between a row's traits and its lambdas:
+/// Operands that are int64 whatever their row computes in. Bit i of `Given`: operand i of a call is
+/// one int64 that all elements share (a seed, counter, diagonal). The `Made` operands follow the
+/// given ones; no call passes them, each element derives them from its position: kNumber is its
+/// row-major index, 1 its index in the last dim, 2 in the last but one. Integers stand between a
+/// row's traits and its lambdas:
 ///
 ///   const NumberOp tril{"tril", "...", {}, Integers<0b10, 2, 1>{},
 ///                       [](auto x, auto diagonal, auto row, auto column) {
 ///                         return m::where(column <= row + diagonal, x, 0.0);
 ///                       }};
 ///
-/// A gradient's lambda has its y and g before the places, and may use numbers and g alone.
+/// A gradient's lambda takes y and g before the made operands; it may use scalars and g alone.
 template <uint32_t Given = 0, int... Made> struct Integers {
   static constexpr uint32_t given = Given;
   static constexpr int made = sizeof...(Made);
@@ -42,7 +42,7 @@ template <class T> struct IndexTypeOf { using type = T; };
 template <class V> struct IndexTypeOf<Num<V>> { using type = m::Index; };
 template <> struct IndexTypeOf<Sym> { using type = SymIndex; };
 
-/// The operands of a lambda: N of them, those that are made included.
+/// The operands of a lambda: N of them, made ones included.
 template <int N, class P> struct RowOperands {
   static constexpr int count = N, given = N - P::made;
   using Kinds = P;
@@ -52,14 +52,14 @@ template <int N, class P> struct RowOperands {
   static constexpr uint32_t integers = P::given | ((1u << P::made) - 1) << given;
   template <class T, size_t I>
   using Type = std::conditional_t<is_integer(I), typename IndexTypeOf<T>::type, T>;
-  /// With an output and its gradient before what is made: those of a gradient.
+  /// The operands of a gradient: y and g come before the made ones.
   using Gradient = RowOperands<N + 2, P>;
 };
 
 template <class F, class O, class T, size_t... I> constexpr bool takes(std::index_sequence<I...>) {
   return std::is_invocable_v<F, typename O::template Type<T, I>...>;
 }
-/// The operands of the lambda F, which takes T as well as others.
+/// The operands of the lambda F: the smallest N that it can be called with, all operands being T.
 template <class F, class P, class T = Num<vx::f32>, int N = P::made>
 constexpr auto operands_of_lambda() {
   using O = RowOperands<N, P>;
@@ -88,10 +88,10 @@ template <class F, class O, class X>
 template <class F, class O, class T, size_t... I> auto outputs_type(std::index_sequence<I...>) {
   return as_tuple(F{}(typename O::template Type<T, I>{}...));
 }
-/// The outputs as a tuple, where operands are T.
+/// The outputs as a tuple, for operands of type T.
 template <class F, class O, class T> using OutputsType = decltype(outputs_type<F, O, T>(O::all));
 
-// What an element S in memory is read and written as. Bytes are computed with as int32.
+// The type that elements S are loaded and stored as. Bytes are computed in int32.
 template <class S> using StoredAs = std::conditional_t<sizeof(S) == 1, unsigned char, S>;
 
 template <class S, bool Tail, class X>
@@ -121,42 +121,42 @@ template <class S, bool Tail, class... Y>
   (std::index_sequence_for<Y...>{});
 }
 
-/// Rows of so many operands may be many tensors and numbers, such as Adam's: numbers stay in
-/// registers. Loaded anew for each vector they fill the processor's list of loads, and what is
-/// independent waits (AdamW took 8 ns for 16 elements instead of 2).
-template <class O> inline constexpr bool kLongRow = O::given > 8 && O::Kinds::made == 0;
-inline constexpr int kLongTensors = 4;
+/// Rows with so many operands, such as Adam's, mix few tensors with many scalars: keep the scalars
+/// in registers. Reloaded for each vector they fill the processor's load queue and stall
+/// independent work (AdamW took 8 ns for 16 elements instead of 2).
+template <class O> inline constexpr bool kManyInputs = O::given > 8 && O::Kinds::made == 0;
+inline constexpr int kTensorInputs = 4;
 
-/// As many whole vectors as there are, if the first kLongTensors operands go along and all others
-/// stay; returns their elements.
+/// Does the whole vectors if the first kTensorInputs operands advance and all others are splats.
+/// Returns the number of elements done.
 template <class F, class V, class O>
-[[gnu::flatten]] int64_t pointwise_long(char* const* out, const char* const* in,
+[[gnu::flatten]] int64_t pointwise_many(char* const* out, const char* const* in,
                                         const int64_t* step, int64_t n) {
   for (int k = 0; k < O::given; ++k) {
-    if (step[k] != (k < kLongTensors ? 1 : 0)) return 0;
+    if (step[k] != (k < kTensorInputs ? 1 : 0)) return 0;
   }
   const auto load = [&](size_t k, int64_t i) __attribute__((always_inline)) {
     return Num<V>(vx::load(reinterpret_cast<const Lane<V>*>(in[k]) + i));
   };
   const auto numbers = [&]<size_t... K>(std::index_sequence<K...>) {
-    return std::tuple{load(K + kLongTensors, 0)...};
+    return std::tuple{load(K + kTensorInputs, 0)...};
   }
-  (std::make_index_sequence<O::given - kLongTensors>{});
+  (std::make_index_sequence<O::given - kTensorInputs>{});
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
     const auto operand = [&](auto k) __attribute__((always_inline)) {
-      if constexpr (k < kLongTensors)
+      if constexpr (k < kTensorInputs)
         return load(k, i);
       else
-        return std::get<k - kLongTensors>(numbers);
+        return std::get<k - kTensorInputs>(numbers);
     };
     store_lanes<Lane<V>, false>(out, i, row_outputs<F, O>(operand), 16);
   }
   return i;
 }
 
-// One vector of every operand, `n` lanes of it in a tail, to element i of the outputs. `integers`
-// are the operands that are.
+// Computes one vector of every operand (`n` lanes of it in a tail) into element i of the outputs.
+// `integers` holds the integer operands.
 template <class F, class V, class S, class O, bool Tail>
 [[gnu::always_inline]] inline void pointwise_vector(char* const* out, const char* const* in,
                                                     const vx::Line* integers, int64_t i, int n) {
@@ -183,8 +183,8 @@ template <class F, class V, class S, class O, bool Tail>
   store_lanes<S, Tail>(out, i, row_outputs<F, O>(operand), n);
 }
 
-/// Whether elements stand as they nearly always do: side by side, from a multiple of 16 on.
-template <class O> bool usual_places(const char* const* in) {
+/// Whether made positions run as usual: from a multiple of 16 in steps of 1; of kind 2, constant.
+template <class O> bool usual_positions(const char* const* in) {
   bool usual = true;
   for (int k = 0; k < O::Kinds::made; ++k) {
     const auto& p = *reinterpret_cast<const vx::Line*>(in[O::given + k]);
@@ -193,7 +193,7 @@ template <class O> bool usual_places(const char* const* in) {
   return usual;
 }
 
-/// Operand K as a line, if it is an integer. `Usual` places are told to the compiler.
+/// Operand K as a line, if it is an integer. `Usual` lets the compiler assume step and alignment.
 template <class O, bool Usual, size_t K>
 [[gnu::always_inline]] inline vx::Line integer_operand(const char* const* in) {
   if constexpr (!O::is_integer(K)) {
@@ -211,7 +211,7 @@ template <class O, bool Usual, size_t K>
   }
 }
 
-// Flat: a row with a draw is so long that its lambda would be called, with vectors in memory.
+// Flatten: a row with a draw is so long that its lambda is not inlined, with vectors in memory.
 template <class F, class V, class S, class O, bool Usual>
 [[gnu::flatten]] void pointwise_places(char* const* out, const char* const* in, const int64_t* step,
                                        int64_t n) {
@@ -231,8 +231,8 @@ template <class F, class V, class S, class O, bool Usual>
   }
   for (size_t k = 0; k < std::tuple_size_v<OutputsType<F, O, Num<V>>>; ++k) to[k] = out[k];
   int64_t i = 0;
-  if constexpr (kLongRow<O>) {
-    i = pointwise_long<F, V, O>(to, at, step, n);
+  if constexpr (kManyInputs<O>) {
+    i = pointwise_many<F, V, O>(to, at, step, n);
     for (int k = 0; k < O::given; ++k) at[k] += i / 16 * bytes[k];
   }
   for (; i + 16 <= n; i += 16) {
@@ -243,16 +243,16 @@ template <class F, class V, class S, class O, bool Usual>
   if (i < n) pointwise_vector<F, V, S, O, true>(to, at, integers, i, static_cast<int>(n - i));
 }
 
-/// Elements are an S in memory, V where they are computed with.
+/// S is the element type in memory, V the vector type of the arithmetic.
 template <class F, class V, class O, class S = Lane<V>>
 void pointwise_loop(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
-  if (usual_places<O>(in))
+  if (usual_positions<O>(in))
     pointwise_places<F, V, S, O, true>(out, in, step, n);
   else
     pointwise_places<F, V, S, O, false>(out, in, step, n);
 }
 
-/// The same of elements of 16 bits that stay what they are.
+/// The same for 16-bit elements that are only copied.
 inline void move_16bits(char* const* out, const char* const* in, const int64_t* step, int64_t n) {
   auto* to = reinterpret_cast<uint16_t*>(*out);
   const auto* from = reinterpret_cast<const uint16_t*>(*in);

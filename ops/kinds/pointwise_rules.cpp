@@ -11,11 +11,11 @@ namespace brrr {
 
 static int category(DType t) { return is_floating(t) ? 2 : t == kBool ? 0 : 1; }
 
-// The dtype that a call's operands promote to. PyTorch's rule: tensors with dims decide within
-// their category; 0-d tensors, then numbers, only raise the category (bool < integer < floating).
+// The dtype that a call's operands promote to, by PyTorch's rule: tensors with dims decide within
+// their category; 0-d tensors, then scalars, only raise the category (bool < integer < floating).
 static DType common_dtype(const OpCall& c) {
   const PointwiseInfo& info = *c.op->pointwise;
-  std::optional<DType> best[3], result;  // Of tensors with dims, of 0-d ones, of numbers.
+  std::optional<DType> best[3], result;  // Of tensors with dims, 0-d ones, scalars.
   for (int i = 0; i < c.n_in; ++i) {
     if ((info.traits.condition | info.integers) >> i & 1) continue;
     constexpr DType kinds[] = {kFloat32, kBool, kInt64, kFloat32};
@@ -24,8 +24,8 @@ static DType common_dtype(const OpCall& c) {
     std::optional<DType>& level = best[!t ? 2 : t->ndim > 0 ? 0 : 1];
     level = level ? promote(*level, own) : own;
   }
-  // Numbers alone are computed in what is made of them: as far as precision matters where they are
-  // written into a tensor (fill_), since float32 has neither all doubles nor all integers.
+  // A call on scalars alone computes in the dtype of its result; one that writes into a tensor
+  // (fill_) only for float64 and integers: float32 holds neither all doubles nor all integers.
   const auto made = static_cast<DType>(c.attrs.dtype);
   const bool exact = c.attrs.dtype != 0xff && (!c.into || made == kFloat64 || is_integer(made));
   if (exact && !best[0] && !best[1]) return made;
@@ -40,8 +40,8 @@ DType pointwise_dtype(const OpCall& c) {
   return is_floating(common) || c.op->pointwise->loop(kInt64) ? common : kFloat32;
 }
 
-// Whether an operand of integer arithmetic may be beyond int32: a number, one that varies in a
-// step, a 0-d tensor, a condition.
+// Whether an operand of integer arithmetic may exceed int32: a scalar, one that varies in a step, a
+// 0-d tensor, a condition.
 static bool exceeds_int32(const OpCall& c) {
   const uint32_t exact = c.op->pointwise->integers;
   for (int i = 0, words = 0; i < c.n_in; ++i) {
@@ -62,11 +62,11 @@ DType pointwise_compute_dtype(const OpCall& c) {
   return t == kInt32 && exceeds_int32(c) ? kInt64 : t;
 }
 
-void settle_numbers(OpCall& c) {
+void fit_integer_scalars(OpCall& c) {
   const Beyond rule = c.op->pointwise->traits.beyond;
   if (rule == Beyond::Exact || !c.attrs.kinds) return;
   const DType t = common_dtype(c);
-  if (!is_integer(t)) return;  // Else all words are integers.
+  if (!is_integer(t)) return;  // Otherwise every word is an integer.
   for (int word = 0; word < c.attrs.n; ++word) {
     int64_t& v = c.attrs.v[word];
     if (rule == Beyond::Refuse) check_holds(c.op->name, v, t);
@@ -87,7 +87,7 @@ void pointwise_infer(OpCall& c) {
   }
   const Device made{static_cast<DeviceType>(c.attrs.device), 0};
   const Device where = c.into ? c.out[0].device() : first ? first->device : made;
-  // What the call is to make: the words behind its numbers.
+  // The words after the scalars hold the sizes that the call is to make.
   const int numbers = std::popcount((c.attrs.kinds | c.attrs.kinds >> 1) & 0x55555555u);
   if (c.attrs.n > numbers) shape = c.attrs.list(numbers);
   check_devices(c, where);

@@ -1,6 +1,6 @@
 #pragma once
-// The reduction row: from init, map, combine and finish come the eager kernels, the oracle and the
-// source text; a function of tensors is the gradient.
+// The reduction row: init, map, combine and finish yield the eager kernels, the float64 oracle and
+// the source text; the gradient is a function of tensors.
 //
 //   const ReductionOp mean{"mean", "Arithmetic mean", kFloats, {}, [] { return 0.0; }, Keep{},
 //                          [](auto a, auto b) { return a + b; },
@@ -15,10 +15,10 @@
 //    lanes beyond the end take init. A chunk's result is (a0 + a1) + (a2 + a3), then the tree
 //    vx::reduce over the lanes, where + stands for combine. The results of several chunks are
 //    reduced as a row of their own (without map), and so on.
-// 2. (reduced, kept) and (kept, reduced, kept), "columns": per output, blocks of 64 rows one row
-//    after the other from init, then the blocks' results one after the other. So is a call that
-//    reduces dims of size 1 only: one row.
-// 3. Anything else: as 1 over the elements permuted to (kept, reduced).
+// 2. (reduced, kept) and (kept, reduced, kept), "columns": per output, each block of 64 rows is
+//    combined row by row from init, then the blocks' results in order. So is a call that reduces
+//    only dims of size 1: one row.
+// 3. Anything else: as 1, over the elements permuted to (kept, reduced).
 //
 // Inputs of other dtypes are converted to the compute type first, the result at the end. `init`
 // must be an exact identity of combine for everything combine(init, x) can give: kernels may then
@@ -34,14 +34,14 @@
 namespace brrr {
 
 inline constexpr int64_t kReduceChunk = vx::kFoldChunk;
-inline constexpr int64_t kReduceBlock = 64;  ///< Rows of a column that one accumulator takes.
+inline constexpr int64_t kReduceBlock = 64;  ///< Rows of a column per accumulator.
 
-/// The result's dtype: the input's; the input's, integers and bool widened to int64; bool.
+/// The result's dtype: the input's; the input's, but int64 for integers and bool; bool.
 enum class ReductionResult : uint8_t { Same, Wide, Bool };
 
 struct ReductionTraits {
   ReductionResult result = ReductionResult::Same;
-  bool needs_elements = false;  ///< Reducing nothing is an error, not init.
+  bool needs_elements = false;  ///< An empty reduction is an error, not init.
   bool saves_input = false;     ///< The gradient reads x.
   bool saves_output = false;    ///< The gradient reads y.
 };
@@ -55,17 +55,17 @@ struct ReductionGrad {
   double count;   ///< Elements per output.
 };
 
-/// Folds of one compute type. Strides are in elements; innermost elements are adjacent.
+/// Folds for one compute type. Strides are in elements; innermost elements are adjacent.
 struct ReductionFolds {
-  /// out[r] = row r of n <= kReduceChunk elements, not finished.
+  /// out[r] = the fold of row r of n <= kReduceChunk elements, without finish.
   void (*rows)(const void* in, int64_t stride, int64_t n, int64_t rows, void* out) = nullptr;
-  /// Takes `rows` rows of `cols` columns into out[cols], from init if `first`.
+  /// Folds `rows` rows of `cols` columns into out[cols], starting from init if `first`.
   void (*columns)(const void* in, int64_t stride, int64_t rows, int64_t cols, bool first,
                   void* out) = nullptr;
 };
 struct ReductionKernels {
-  ReductionFolds elements;  ///< Each mapped first.
-  ReductionFolds results;   ///< Of chunks and blocks.
+  ReductionFolds elements;  ///< Of input elements, mapped first.
+  ReductionFolds results;   ///< Of the results of chunks and blocks.
   /// acc[i] = finish(acc[i], count); null when that changes nothing.
   void (*finish)(void* acc, int64_t n, int64_t count) = nullptr;
 };
@@ -73,11 +73,11 @@ struct ReductionKernels {
 struct ReductionInfo {
   ReductionTraits traits;
   ReductionKernels kernels[4] = {};  ///< By compute_index; null if not instantiated.
-  /// Writes the statements to the current SymScope: x mapped, combined by a statement of kind
-  /// `fold`, finished with the count. The result's place.
+  /// Adds the statements to the current SymScope: x mapped, folded by a statement of kind `fold`,
+  /// finished with the count. Returns the result's id.
   int (*symbols)(int x, Statement::Kind fold, const Statement& count, bool map,
                  bool finish) = nullptr;
-  double (*oracle)(const double* x, int64_t n) = nullptr;  ///< One after the other, in double.
+  double (*oracle)(const double* x, int64_t n) = nullptr;  ///< Sequential, in double.
   Tensor (*gradient)(const ReductionGrad&) = nullptr;
 };
 
@@ -86,33 +86,33 @@ struct ReductionAttrs {
   int64_t keepdim;  ///< ...and kept with size 1.
 };
 
-// The parts that do not depend on the lambdas: reduction.cpp, reduction_run.cpp.
+// Functions that do not depend on the lambdas: reduction.cpp, reduction_run.cpp.
 void reduction_infer(OpCall& c);
 void reduction_run(OpCall& c);
 int64_t reduction_scratch(const OpCall& c);
 void reduction_vjp(VjpCall& v);
-/// The one dim in the mask.
+/// The single dim in the mask.
 inline int reduced_dim(const Attrs& a) {
   return std::countr_zero(static_cast<uint64_t>(a.as<ReductionAttrs>().mask));
 }
 /// The dtype a row computes in for the input x; throws when it has no kernel for it.
 DType reduction_compute_dtype(const OpDef& op, const TensorImpl& x);
-/// The mask of `dims` of x, all if there are none; throws on repeated and out-of-range dims.
+/// The mask of `dims` of x (of all dims if empty); throws on repeated and out-of-range dims.
 int64_t reduction_mask(const char* op, const Tensor& x, const IntList& dims);
 /// x's sizes with those in the mask set to 1, or dropped.
 IntList reduced_sizes(const IntList& sizes, const ReductionAttrs& a);
-/// How many elements of sizes `sizes` the dims in the mask have.
+/// The number of elements in the dims of the mask.
 int64_t reduced_count(const IntList& sizes, int64_t mask);
-/// The public functions' way in.
+/// The entry point of the public functions.
 Tensor reduce(const OpDef& op, const Tensor& x, const IntList& dims, bool keepdim);
 
-/// Map and finish of rows that have none.
+/// The identity: map or finish of rows that have none.
 struct Keep {
   template <class T, class... N> T operator()(T x, N...) const { return x; }
 };
 
-/// What folds the results of rows mapped by it: a map that leaves its own results as they are says
-/// so by `Idempotent`, and folds those, too.
+/// The map of a fold over partial results: none, unless Map declares `Idempotent`, which says that
+/// it leaves its own results unchanged; then Map itself.
 template <class Map> struct ResultMap { using type = Keep; };
 template <class Map>
 requires requires { typename Map::Idempotent; }
@@ -135,7 +135,7 @@ template <class T> constexpr T reduction_init(double init) {
   return static_cast<T>(init);
 }
 
-/// `lanes` elements, the first of a vector.
+/// The first `lanes` elements of a vector.
 template <class V> [[gnu::always_inline]] inline V take(const Lane<V>* p, int lanes) {
   vx::Parts<V> v = V{};
   if (lanes == 16)
@@ -151,15 +151,15 @@ template <class V> [[gnu::always_inline]] inline void put(Lane<V>* p, V v, int l
     vx::store_n(p, v, lanes);
 }
 
-/// f(i, lanes) for all vectors of a row.
+/// f(i, lanes) for every vector of a row.
 template <class F> void map_row(int64_t n, const F& f) {
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) f(i, 16);
   if (i < n) f(i, static_cast<int>(n - i));
 }
 
-// Flat: where a vector takes several registers g++ 12 would call a long combine, such as that of
-// amax, with vectors in memory, which takes thirty times as long.
+// flatten: where a vector takes several registers g++ 12 would not inline a long combine, such as
+// that of amax, and pass vectors in memory, which takes thirty times as long.
 template <class Init, class Map, class Combine, class V>
 [[gnu::flatten]] void reduce_rows(const void* in, int64_t stride, int64_t n, int64_t rows,
                                   void* out) {
@@ -174,9 +174,9 @@ template <class Init, class Map, class Combine, class V>
   const auto elements = [](const T* from) {
     return [from](long i, int lanes) { return Map{}(N(take<V>(from + i, lanes))).v; };
   };
-  // (Of wider elements g++ takes as long once more.)
+  // (For wider elements too, it would double g++'s compile time.)
   if constexpr (sizeof(T) == 4) {
-    if (stride == n && vx::lie_together(rows, n))
+    if (stride == n && vx::packs_rows(rows, n))
       return vx::fold_together(rows, n, init.v, combine, elements(p), o);
   }
   for (int64_t r = 0; r < rows; ++r, p += stride)
@@ -239,8 +239,8 @@ template <class V, class Init, class Map, class Combine, class Finish>
 void add_reduction_kernels(ReductionInfo& info) {
   ReductionKernels& k = info.kernels[compute_index(DTypeOf<Lane<V>>::value)];
   k.elements = {reduce_rows<Init, Map, Combine, V>, reduce_columns<Init, Map, Combine, V>};
-  using Again = typename ResultMap<Map>::type;
-  k.results = {reduce_rows<Init, Again, Combine, V>, reduce_columns<Init, Again, Combine, V>};
+  using Remap = typename ResultMap<Map>::type;
+  k.results = {reduce_rows<Init, Remap, Combine, V>, reduce_columns<Init, Remap, Combine, V>};
   if constexpr (!std::is_same_v<Finish, Keep>) k.finish = reduce_finish<Finish, V>;
 }
 

@@ -13,12 +13,12 @@ struct Runs {
   int n = 0;
   int64_t size[kMaxDims], stride[kMaxDims];
   bool reduced[kMaxDims];
-  bool merged = true;   // Each run has one stride.
-  bool direct = true;   // And the innermost run stride 1.
+  bool merged = true;   // Every run has a single stride.
+  bool direct = true;   // Also, the innermost run's is 1.
   int before_last = 0;  // Dims before the last run.
 };
 
-// `order` is that of the dims.
+// `order` lists the dims in iteration order.
 Runs find_runs(const TensorImpl& x, int64_t mask, const IntList& order) {
   Runs r;
   for (int i = 0; i < order.size(); ++i) {
@@ -85,10 +85,10 @@ ReductionLayout::ReductionLayout(const OpCall& c)
   const Runs runs = choose_order(x, c.attrs.as<ReductionAttrs>().mask, order);
   set_extents(*this, runs);
   direct = runs.direct;
-  across = !order.empty() && x.strides[order.back()] != 1;
+  strided = !order.empty() && x.strides[order.back()] != 1;
   if (direct) return;
-  const bool beside = runs.merged && runs.n == 2 && !cols && runs.stride[0] == 1;
-  if (beside && outer >= kAcrossRows) apart = runs.stride[1];
+  const bool transposed = runs.merged && runs.n == 2 && !cols && runs.stride[0] == 1;
+  if (transposed && outer >= kTransposedRows) col_step = runs.stride[1];
   elements = std::make_shared<StridedMatrix>(x.dtype, in_order(x.sizes, order),
                                              in_order(x.strides, order), runs.before_last);
 }

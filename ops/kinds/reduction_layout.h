@@ -1,5 +1,5 @@
 #pragma once
-// A reduction's input once runs of dims are merged: what a kernel has to walk.
+// A reduction's input with runs of dims merged: what a kernel iterates over.
 
 #include <memory>
 
@@ -8,26 +8,26 @@
 
 namespace brrr {
 
-/// (outer, rows, cols) reduced over `rows`, or, when `cols` is 0, (outer, rows) reduced over the
-/// latter. Strides are in elements; the innermost elements are adjacent where `direct`.
+/// (outer, rows, cols) reduced over `rows`, or, if `cols` is 0, (outer, rows) reduced over `rows`.
+/// Strides are in elements; the innermost elements are adjacent if `direct`.
 struct ReductionLayout {
-  /// Of the call's input, all but `base`. Nothing is read.
+  /// From the call's input, all but `base`. Reads no data.
   explicit ReductionLayout(const OpCall& c);
-  DType compute, dtype;  ///< Of the arithmetic, and of the elements in memory.
+  DType compute, dtype;  ///< Of the arithmetic, and in memory.
   const char* base = nullptr;
   int64_t outer = 1, rows = 1, cols = 0;
   int64_t outer_stride = 0, row_stride = 0;
-  int64_t count;  ///< Elements per output; 0 where the input is empty, and nothing else is set.
+  int64_t count;  ///< Elements per output; 0 for an empty input: no other field is set.
   bool direct = true;
-  bool across = false;  ///< The innermost elements are not adjacent.
-  int64_t apart = 0;    ///< Of rows that lie side by side: from an element to the next, else 0.
-  IntList order;        ///< The input's dims, but for those of size 1, as they are walked.
-  /// All elements where they are not direct: outer * rows by cols, or outer by rows.
+  bool strided = false;  ///< The innermost elements are not adjacent.
+  int64_t col_step = 0;  ///< If rows are adjacent (transposed): from element to element; else 0.
+  IntList order;         ///< The input's dims without those of size 1, in iteration order.
+  /// All elements if they are not direct: outer * rows by cols, or outer by rows.
   std::shared_ptr<const StridedMatrix> elements;
-  Tensor copy;  ///< Keeps what `base` points to if they were brought into order.
+  Tensor copy;  ///< Owns the memory at `base` if the elements were reordered.
 };
 
-/// All of it, direct: of a copy, where the elements' own order would not do.
+/// A direct layout of the whole input: of a reordered copy if the input is not direct.
 ReductionLayout direct_layout(const OpCall& c);
 
 }  // namespace brrr

@@ -1,4 +1,4 @@
-// The CPU driver of reduction rows: which parts of a tensor are folded, in which order, by whom.
+// The CPU driver of reduction rows: cuts the input into parts, folds them in order, on all threads.
 #include <algorithm>
 #include <utility>
 
@@ -11,25 +11,25 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kGrain = 1 << 17;   // Elements worth a thread: at best 5 us.
-constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the first-level cache.
-constexpr int64_t kShared = 256, kApart = 16;  // Rows so far apart share a few sets of a cache.
-constexpr int64_t kAcrossTile = 32;            // Those that lie along the memory.
-constexpr int64_t kFoundRow = 256;    // A row so long is looked for in memory before it is copied.
-constexpr int64_t kEnoughUnits = 16;  // Fewer column tiles are cut into blocks for the threads.
+constexpr int64_t kGrain = 1 << 17;   // Elements that justify a thread: at best 5 us.
+constexpr int64_t kColumnTile = 512;  // Columns whose accumulators stay in the L1 cache.
+constexpr int64_t kBadPitch = 256, kPitchPad = 16;  // Multiples conflict in the cache: pad them.
+constexpr int64_t kTransposedTile = 32;             // The column tile of a transposed input.
+constexpr int64_t kInPlaceRow = 256;  // Rows this long are read in place where they can be.
+constexpr int64_t kMinUnits = 16;     // Fewer column tiles are split into row blocks, for threads.
 
-// What is reduced, with the CPU's kernels and the addresses of the results.
+// A layout with the CPU's kernels and the addresses of the results.
 struct Layout : ReductionLayout {
   using ReductionLayout::ReductionLayout;
   const ReductionKernels* kernels;
-  const ReductionFolds* fold;  // The kernels' folds of elements, or of results.
-  char* acc;                   // Results in the compute type...
-  char* out;                   // ...and where they go: the same, or converted at the end.
+  const ReductionFolds* fold;  // The kernels' folds of elements, or results.
+  char* acc;                   // Results in the compute type.
+  char* out;                   // The call's output: `acc`, or converted at the end.
   DType out_dtype;
 
   int64_t width() const { return static_cast<int64_t>(itemsize(compute)); }
   bool folds_in_place() const { return direct && dtype == compute; }
-  // Of all rows, where they are direct: from one to the next, and to an element.
+  // If direct: elements from one row (of all outer * rows) to the next.
   int64_t stride() const { return cols ? row_stride : outer_stride; }
   const char* at(int64_t row, int64_t col) const {
     const int64_t n = cols ? rows : 1,
@@ -38,19 +38,19 @@ struct Layout : ReductionLayout {
   }
 };
 
-// A part of one outer index: of rows from `row` on, `cols` columns from `col` on.
+// Rows [row, row + rows) of one outer index, columns [col, col + cols).
 struct ColumnPart {
   int64_t row, rows, col, cols;
 };
 
-// Elements brought into order and to the compute type. What lies across is worth reading in large
-// parts, of which the second cache holds one.
+// Elements reordered and converted to the compute type. A transposed input is worth reading in
+// large parts, one of which fits into the L2 cache.
 struct Tile {
   alignas(64) char data[kReduceChunk * 32];
   int64_t most;
   explicit Tile(const Layout& l)
-      : most(l.across ? static_cast<int64_t>(sizeof data) / l.width() : kReduceChunk) {}
-  // Rows that are direct follow one another.
+      : most(l.strided ? static_cast<int64_t>(sizeof data) / l.width() : kReduceChunk) {}
+  // Direct rows are packed one after the other.
   void load(const Layout& l, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t pitch) {
     if (!l.direct) return l.elements->load(l.base, l.compute, row, rows, col, cols, data, pitch);
     const char* from = l.at(row, col);
@@ -60,7 +60,7 @@ struct Tile {
       load_tile(l.compute, data + r * cols * l.width(), l.dtype, from, 1, cols);
     }
   }
-  // Where a part of a row is: in memory, or loaded.
+  // The address of a part of a row: in the input if it can be used there, else loaded.
   const char* part(const Layout& l, int64_t row, int64_t col, int64_t cols) {
     if (l.folds_in_place()) return l.at(row, col);
     if (l.elements && l.dtype == l.compute) {
@@ -79,16 +79,16 @@ void finish_range(const Layout& l, int64_t begin, int64_t n) {
   store_tile(l.out_dtype, out, 1, l.compute, acc, n);
 }
 
-// to[r] = row begin + r, of at most a chunk of elements each.
+// to[r] = the fold of row begin + r; rows have at most a chunk of elements.
 void run_rows(const Layout& l, int64_t begin, int64_t n, char* to) {
   if (l.folds_in_place()) {
     return l.fold->rows(l.at(begin, 0), l.outer_stride, l.rows, n, to);
   }
   Tile tile(l);
-  const int64_t pitch = !l.across || l.rows % kShared ? l.rows : l.rows + kApart;
+  const int64_t pitch = !l.strided || l.rows % kBadPitch ? l.rows : l.rows + kPitchPad;
   int64_t batch = std::max<int64_t>(1, tile.most / pitch);
-  if (batch > kAcrossRows) batch -= batch % kAcrossRows;
-  if (l.rows >= kFoundRow && !l.across) batch = 1;
+  if (batch > kTransposedRows) batch -= batch % kTransposedRows;
+  if (l.rows >= kInPlaceRow && !l.strided) batch = 1;
   for (int64_t r = 0; r < n; r += batch) {
     const int64_t m = std::min(batch, n - r);
     if (m == 1) {
@@ -100,7 +100,7 @@ void run_rows(const Layout& l, int64_t begin, int64_t n, char* to) {
   }
 }
 
-// to[i] = chunk begin + i of all rows, which have `chunks` each.
+// to[i] = the fold of chunk begin + i; chunks are numbered over all rows, `chunks` to a row.
 void run_chunks(const Layout& l, int64_t chunks, int64_t begin, int64_t end, char* to) {
   Tile tile(l);
   for (int64_t u = begin, n; u < end; u += n) {
@@ -114,38 +114,38 @@ void run_chunks(const Layout& l, int64_t chunks, int64_t begin, int64_t end, cha
   }
 }
 
-// Rows that lie side by side: what a lane of an accumulator takes of all of them is the fold of a
-// few columns, and so is what becomes of the lanes.
-constexpr int64_t kLanes = 4 * vx::lanes, kBesideBytes = 32 << 10, kBesideElements = 2 * kLanes;
+// Rows adjacent in memory (a transposed input): one accumulator lane of all these rows is a fold of
+// a few columns, and so is the combination of lanes.
+constexpr int64_t kLanes = 4 * vx::lanes, kLaneBytes = 32 << 10, kLaneElements = 2 * kLanes;
 
-// Elements [from, from + n) of `rows` rows into their lanes.
+// Folds elements [from, from + n) of `rows` rows into their lanes.
 void fold_lanes(const Layout& l, int64_t row, int64_t rows, int64_t from, int64_t n, char* lanes) {
   const auto item = static_cast<int64_t>(itemsize(l.dtype)), line = rows * l.width();
-  const char* p = l.base + (from * l.apart + row) * item;
+  const char* p = l.base + (from * l.col_step + row) * item;
   const auto fold = [&](const char* at, int64_t step, int64_t count, bool first) {
     for (int64_t k = 0; k < std::min(kLanes, count); ++k) {
       l.fold->columns(at + k * step * l.width(), kLanes * step, (count - k - 1) / kLanes + 1, rows,
                       first, lanes + k * line);
     }
   };
-  if (l.dtype == l.compute) return fold(p, l.apart, n, true);
-  alignas(64) char converted[kBesideBytes * 2];
-  for (int64_t i = 0; i < n; i += kBesideElements) {
-    const int64_t m = std::min(kBesideElements, n - i);
+  if (l.dtype == l.compute) return fold(p, l.col_step, n, true);
+  alignas(64) char converted[kLaneBytes * 2];
+  for (int64_t i = 0; i < n; i += kLaneElements) {
+    const int64_t m = std::min(kLaneElements, n - i);
     for (int64_t k = 0; k < m; ++k) {
-      load_tile(l.compute, converted + k * line, l.dtype, p + (i + k) * l.apart * item, 1, rows);
+      load_tile(l.compute, converted + k * line, l.dtype, p + (i + k) * l.col_step * item, 1, rows);
     }
     fold(converted, rows, m, i == 0);
   }
 }
 
-// to[r * chunks] = chunk `chunk` of row `row` + r, of as many as are taken together.
-void run_beside(const Layout& l, int64_t row, int64_t rows, int64_t chunk, int64_t chunks,
-                char* to) {
-  alignas(64) char lanes[kBesideBytes];
+// to[r * chunks] = the fold of chunk `chunk` of row `row` + r, for all `rows` rows at once.
+void run_lanes(const Layout& l, int64_t row, int64_t rows, int64_t chunk, int64_t chunks,
+               char* to) {
+  alignas(64) char lanes[kLaneBytes];
   const int64_t from = chunk * kReduceChunk, n = std::min(kReduceChunk, l.rows - from);
   fold_lanes(l, row, rows, from, n, lanes);
-  // Lanes that no element reaches are left out: they would hold an identity.
+  // Skip lanes that no element reaches: they would hold an identity.
   const auto add = [&](int64_t first, int64_t other, int64_t count) {
     count = std::clamp<int64_t>(n - other, 0, count);
     if (count == 0) return;
@@ -161,9 +161,9 @@ void run_beside(const Layout& l, int64_t row, int64_t rows, int64_t chunk, int64
   store_tile(l.compute, to, chunks, l.compute, lanes, rows);
 }
 
-void drive_beside(const Layout& l, int64_t chunks, char* to) {
-  // The accumulators of those taken together stay in the first-level cache.
-  const int64_t most = std::min(kColumnTile, kBesideBytes / l.width() / std::min(kLanes, l.rows));
+void drive_lanes(const Layout& l, int64_t chunks, char* to) {
+  // As many rows at once as keep their accumulators in the L1 cache.
+  const int64_t most = std::min(kColumnTile, kLaneBytes / l.width() / std::min(kLanes, l.rows));
   const int64_t tiles = (l.outer - 1) / most + 1;
   const int64_t elements = most * std::min(kReduceChunk, l.rows);
   parallel_for(tiles * chunks, std::max<int64_t>(1, kGrain / elements),
@@ -171,13 +171,13 @@ void drive_beside(const Layout& l, int64_t chunks, char* to) {
                  for (int64_t u = begin; u < end; ++u) {
                    const int64_t chunk = u % chunks, row = u / chunks * most;
                    const int64_t rows = std::min(most, l.outer - row);
-                   run_beside(l, row, rows, chunk, chunks, to + (row * chunks + chunk) * l.width());
+                   run_lanes(l, row, rows, chunk, chunks, to + (row * chunks + chunk) * l.width());
                    if (chunks == 1) finish_range(l, row, rows);
                  }
                });
 }
 
-// One level of chunks per turn, until a row is a single chunk.
+// Each turn reduces one level of chunks, until a row is a single chunk.
 void drive_rows(Layout& l) {
   Tensor partials, previous;
   while (l.rows > kReduceChunk) {
@@ -185,8 +185,8 @@ void drive_rows(Layout& l) {
     previous = std::move(partials);
     partials = raw_empty({l.outer * chunks}, l.compute, Device{});
     char* to = partials.impl()->data();
-    if (l.apart) {
-      drive_beside(l, chunks, to);
+    if (l.col_step) {
+      drive_lanes(l, chunks, to);
     } else {
       parallel_for(l.outer * chunks, kGrain / kReduceChunk, [&](int64_t begin, int64_t end) {
         run_chunks(l, chunks, begin, end, to + begin * l.width());
@@ -195,11 +195,11 @@ void drive_rows(Layout& l) {
     l.base = to;
     l.dtype = l.compute;
     l.direct = true;
-    l.apart = 0;
+    l.col_step = 0;
     l.rows = l.outer_stride = chunks;
     l.fold = &l.kernels->results;
   }
-  if (l.apart) return drive_beside(l, 1, l.acc);
+  if (l.col_step) return drive_lanes(l, 1, l.acc);
   const int64_t grain = std::max<int64_t>(1, kGrain / l.rows);
   parallel_for(l.outer, grain, [&](int64_t begin, int64_t end) {
     run_rows(l, begin, end - begin, l.acc + begin * l.width());
@@ -207,12 +207,12 @@ void drive_rows(Layout& l) {
   });
 }
 
-// to[cols] = the part's blocks one after the other.
+// to[cols] = the results of the part's blocks, combined in order.
 void run_columns(const Layout& l, ColumnPart p, char* to) {
   alignas(64) char block[kColumnTile * 8];
   Tile tile(l);
   const int64_t begin = p.row, end = p.row + p.rows, fit = tile.most / p.cols;
-  // So many rows are read at once: blocks, or a part of one.
+  // Rows to read at once: whole blocks, or a part of one.
   const int64_t read =
       fit < kReduceBlock ? tile.most / kColumnTile : fit / kReduceBlock * kReduceBlock;
   const int64_t step = std::min(read, kReduceBlock);
@@ -233,12 +233,12 @@ void run_columns(const Layout& l, ColumnPart p, char* to) {
   }
 }
 
-int64_t column_tile(const ReductionLayout& l) { return l.across ? kAcrossTile : kColumnTile; }
+int64_t column_tile(const ReductionLayout& l) { return l.strided ? kTransposedTile : kColumnTile; }
 int64_t column_tiles(const ReductionLayout& l) { return (l.cols - 1) / column_tile(l) + 1; }
 
-// Few columns of many rows are cut for the threads, into blocks of rows.
+// Few columns of many rows are split into blocks of rows for the threads.
 int64_t column_parts(const ReductionLayout& l) {
-  const bool few = l.outer * column_tiles(l) < kEnoughUnits && l.outer * l.rows * l.cols > kGrain;
+  const bool few = l.outer * column_tiles(l) < kMinUnits && l.outer * l.rows * l.cols > kGrain;
   return few ? (l.rows + kReduceBlock - 1) / kReduceBlock : 1;
 }
 
@@ -271,7 +271,7 @@ void drive_columns(const Layout& l) {
 
 }  // namespace
 
-// Partial results (level by level of a row), and the result before it is rounded.
+// Partial results (of each level of chunks), and the result before it is rounded.
 int64_t reduction_scratch(const OpCall& c) {
   const TensorImpl& y = *c.out[0].impl();
   if (y.numel == 0) return 0;
@@ -303,7 +303,7 @@ void reduction_run(OpCall& c) {
     results = raw_empty({y.numel}, l.compute, y.device);
     l.acc = results.impl()->data();
   }
-  if (l.count == 0) {  // Rows of nothing, which lie anywhere.
+  if (l.count == 0) {  // Rows of no elements: any address will do.
     l.fold->rows(l.acc, 0, 0, y.numel, l.acc);
     finish_range(l, 0, y.numel);
   } else if (l.cols) {

@@ -1,4 +1,4 @@
-// Shapes and kernels' drivers that all row ops share.
+// Shape rules and kernel drivers that all row ops share.
 #include "ops/kinds/row.h"
 
 #include <limits>
@@ -15,9 +15,9 @@ namespace {
 
 const RowInfo& info_of(const OpCall& c) { return *c.op->row; }
 
-// x + -0 is x, whatever its sign.
+// Adding -0 leaves every x as it is, zeros of either sign included.
 double absent_value(Operand o) { return o == Operand::Weight ? 1.0 : -0.0; }
-// What is absent but needed is made.
+// An absent operand that the kernel reads is filled with its default.
 bool is_filled(const RowInfo& info, const OpCall& c, const RowOperand& o) {
   return is_shared(o.kind) && !c.in[o.input] && info.uses >> o.input & 1;
 }
@@ -32,9 +32,9 @@ int64_t row_blocks(const RowShape& s) {
   return std::max<int64_t>(1, (s.rows + kReduceBlock - 1) / kReduceBlock);
 }
 
-// The first result has the dtype of the first operand with elements, which its gradient then has,
-// too; others are as exact as the arithmetic. A gradient has the dtype of the operand that it is
-// of, as far as that is known: one that the lambda does not read is not handed over.
+// The first result has the dtype of the first Each operand, and so has its gradient; other results
+// have the compute type. A gradient has the dtype of its operand where that is known: operands that
+// the lambda does not read are not passed.
 DType result_dtype(const RowInfo& info, const OpCall& c, const TensorImpl& x, int k) {
   if (!c.op->gradient_row) return k == 0 ? x.dtype : compute_type(x.dtype);
   if (c.in[k]) return c.in[k]->dtype;
@@ -69,11 +69,11 @@ std::string RowInfo::name_of(int k) const {
   return i < names.size() ? names[i] : fmt::format("operand {}", k);
 }
 
-// What an operand of another shape should be: the end of a message.
+// The end of an error message: the shape that an operand should have.
 static std::string expected(const RowShape& s, Operand kind, const std::string& operand) {
   const std::string x = describe(s.x), sizes = to_string(s.sizes(kind));
   if (kind == Operand::Each) return fmt::format(" and x is {}; reshape or expand one", x);
-  if (kind == Operand::Number) return ", but takes a single number; reshape it to {}";
+  if (kind == Operand::Number) return ", but takes a single number; use reshape({})";
   if (kind == Operand::Id) return fmt::format(", but takes an int64 id for each row of {}", x);
   if (kind == Operand::PerRow) {
     return fmt::format(", but takes a number for each row of {}, {}; reshape it", x, sizes);
@@ -115,7 +115,7 @@ static void row_infer(OpCall& c) {
 static void row_check_values(const OpCall& c) {
   const RowShape s(c);
   for (const RowOperand& o : info_of(c).operands) {
-    if (o.kind != Operand::Id || !c.in[o.input]) continue;  // (What is not read may be left out.)
+    if (o.kind != Operand::Id || !c.in[o.input]) continue;  // (One that is not read may be absent.)
     const DenseInput given(c.in[o.input], kInt64);
     const auto* ids = given.as<int64_t>();
     for (int64_t r = 0; r < s.rows; ++r) {
@@ -143,17 +143,17 @@ static int64_t row_scratch(const OpCall& c) {
 
 namespace {
 
-// Results of columns add up in the order of a column reduction: blocks of rows, then the blocks.
+// Column results are summed in the order of a column reduction: blocks of rows, then the blocks.
 template <class V>
 constexpr auto kAddBlocks = reduce_columns<decltype([] { return 0.0; }), Keep, lifted::Add, V>;
 
-// A kernel takes each step for several rows, because one short row's steps wait for each other;
-// what it reads and writes of them has to stay in a first-level cache.
+// A kernel takes each step for several rows at once, because the steps of one short row depend on
+// each other; the rows' elements that it reads and writes have to stay in the L1 cache.
 constexpr int64_t kBlockBytes = 32 << 10;
-constexpr int64_t kTogetherBlock = 256;  // They are done in registers, whatever their number.
+constexpr int64_t kTogetherBlock = 256;  // They are computed in registers, whatever their number.
 int64_t row_block(const OpCall& c, const RowShape& s, DType compute) {
   const RowInfo& info = info_of(c);
-  int64_t own = 0, shared = columns_of(info, c);  // What has elements, of a row or for all.
+  int64_t own = 0, shared = columns_of(info, c);  // Those with elements: per row, shared by all.
   for (const RowOperand& o : info.operands)
     own += o.kind == Operand::Each, shared += is_shared(o.kind);
   for (int k = 0; k < c.n_out; ++k) own += is_result(info, c, k, Operand::Each);
@@ -162,19 +162,19 @@ int64_t row_block(const OpCall& c, const RowShape& s, DType compute) {
                              kRowBlock);
 }
 
-// All rows, block by block. Each unit of them has its own parts of the columns' results, which are
-// added up last.
+// Runs all rows, block by block. Each unit of rows has its own partial sums of the column results,
+// which are added up last.
 void run_rows(const OpCall& c, const RowShape& s, const RowSource& source, DType compute,
               void* const* out) {
   const RowInfo& info = info_of(c);
   const RowLoops& loops = info.loops[compute_index(compute)];
   const int columns = columns_of(info, c);
-  const bool together = loops.together && vx::lie_together(s.rows, s.n);
+  const bool together = loops.together && vx::packs_rows(s.rows, s.n);
   const auto run = together ? loops.together : loops.block;
   const int64_t block = together ? kTogetherBlock : row_block(c, s, compute);
   const int64_t unit = columns ? kReduceBlock : block;
   const int64_t units = columns ? row_blocks(s) : (s.rows + block - 1) / block;
-  const int64_t bytes = s.n * static_cast<int64_t>(itemsize(compute));  // Of a column's results.
+  const int64_t bytes = s.n * static_cast<int64_t>(itemsize(compute));  // Of one column result.
   const Tensor parts = columns ? raw_empty({units, columns, s.n}, compute, s.x->device) : Tensor();
   char* const part = columns ? parts.impl()->data() : nullptr;
   parallel_for(units, std::max<int64_t>(1, kRowGrain / (unit * s.n + 1)),
@@ -264,18 +264,18 @@ RowTensorIds row_tensor_ids(const RowShape& s, const OpCall& c, const Tensor* in
 static void row_decompose(OpCall& c, const Tensor* in) {
   const RowInfo& info = info_of(c);
   const RowShape s(c);
-  const m::NumbersAs numbers(compute_type(s.x->dtype));
+  const m::LiteralDTypeScope numbers(compute_type(s.x->dtype));
   const std::vector<RowTensor> results = info.tensors(s, c, in);
   for (int k = 0; k < c.n_out; ++k) {
     const auto i = static_cast<size_t>(k);
-    const Tensor all = RowTensor::as_large_as(results[i].t, s.sizes(info.results[i]));
+    const Tensor all = RowTensor::expanded_to(results[i].t, s.sizes(info.results[i]));
     c.out[k] = all.to(result_dtype(info, c, *s.x, k));
   }
 }
 
 // --- rows ----------------------------------------------------------------------------------------
 
-// Runs the lambda on symbols once, to learn which operands it really needs.
+// Evaluates the lambda on symbols once, to find the operands that it really reads.
 static uint64_t uses_of(const RowInfo& info) {
   Statements list;
   SymScope scope(list, kFloat32);
@@ -328,7 +328,7 @@ Tensor RowOp::run(std::initializer_list<Given> operands) const {
       c.attrs.push(given.number);
     else
       in[o.input] = given.tensor->impl();
-    // (In 32 bits, which kernels compare places in, this is none.)
+    // (In the 32 bits in which kernels compare indices this is -1, which no element has.)
     constexpr int64_t none = std::numeric_limits<int64_t>::max();
     if (o.kind == Operand::Id) c.attrs.push(none);
     ++k;

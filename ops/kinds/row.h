@@ -1,17 +1,17 @@
 #pragma once
-// The row op: a composite over rows, one generic lambda forward and one for its gradient.
+// The row op: a composite over rows, from one generic lambda forward and one for its gradient.
 //
 // (<brrr/row.h> has an example.) A row is the last dim of its operands, or the last few. The lambda
-// takes the operands and returns one result or up to four in a tuple: elements, a number of each
-// row, or (row::total, of which there are at most four) a single number. On the way to them there
-// may be 24 numbers of each row. The gradient takes the operands, the results and the gradient of
-// the first result, and returns the gradients of the first operands, in order and at most four;
-// that of an operand that all rows share is a row::over_rows. Gradients of other results, and
-// second derivatives, come from differentiating the lambdas as tensors. 16-bit floats are widened
-// first and rounded once, at the end.
+// takes the operands and returns one result, or up to four in a tuple: elements, a scalar per row,
+// or (row::total, at most four of them) a single number. It may use up to 24 intermediate per-row
+// scalars. The gradient lambda takes the operands, the results and the gradient of the first
+// result, and returns the gradients of the first operands, in order and at most four; that of an
+// operand that all rows share is a row::over_rows. Gradients of other results, and second
+// derivatives, come from differentiating the lambdas as tensors. 16-bit floats are widened first
+// and rounded once, at the end.
 //
-// From the lambdas come the CPU's vector kernels, the float64 oracle, the differentiable form and
-// the tests. See ops/vocabulary/row.h for what they may say.
+// The lambdas yield the CPU's vector kernels, the float64 oracle, the differentiable form and the
+// tests. See ops/vocabulary/row.h for the functions they may use.
 
 #include <cstring>
 
@@ -42,7 +42,7 @@ template <class V, Operand O> auto operand(const RowSource& s, int k, int64_t fi
     return Ids<V>(static_cast<const int64_t*>(s.in[k]) + first, s.ignored[k], &b);
 }
 
-// The sums over all rows that an expression is made of: how many there are, and f(each).
+// The number of row::total() in an expression, and f(each of them).
 template <class E> inline constexpr int kTotals = 0;
 template <class V, class E> inline constexpr int kTotals<Total<V, E>> = 1;
 template <class... R> inline constexpr int kTotals<std::tuple<R...>> = (kTotals<R> + ...);
@@ -71,7 +71,7 @@ template <class F, Operand... O> struct RowKernels {
   }(std::type_identity<Results<vx::f32>>{});
   static constexpr int kTotals = lanes::kTotals<Results<vx::f32>>;
 
-  // The first result of elements: what its rows are written to may hold other elements before.
+  // The first Each result: until its rows are written they may hold intermediate elements.
   template <class V> static Lane<V>* spare(void* const* out, int64_t at) {
     for (size_t k = 0; k < kResults; ++k) {
       if (kKinds[k] == Operand::Each && out[k]) return static_cast<Lane<V>*>(out[k]) + at;
@@ -122,7 +122,7 @@ template <class F, Operand... O> struct RowKernels {
 
   template <class V> static void finish(const RowSource& s, void* const* out) {
     Block<V> none(0, s.n, nullptr);
-    std::fill_n(none.numbers, none.kMostNumbers, V{});  // Of no rows: else the compiler warns.
+    std::fill_n(none.row_scalars, none.kMaxRowScalars, V{});  // No rows: quiets a warning.
     const auto r = results<V>(s, 0, none);
     int total = 0;
     [&]<size_t... K>(std::index_sequence<K...>) {
@@ -132,20 +132,20 @@ template <class F, Operand... O> struct RowKernels {
   }
 
  private:
-  // Numbers of the rows, and what is summed over them.
+  // Per-row scalars, and the addends of totals.
   template <size_t K, class R>
   static void across(const R& r, const RowSource& s, int64_t first, int64_t rows, void* const* out,
                      int& total) {
     if constexpr (kKinds[K] == Operand::PerRow) {
-      if (out[K]) put_numbers(r, out[K], first, rows);
+      if (out[K]) store_scalars(r, out[K], first, rows);
     } else if constexpr (kKinds[K] == Operand::Number) {
-      for_totals(r, [&](const auto& t) { put_numbers(t.x, s.totals[total++], first, rows); });
+      for_totals(r, [&](const auto& t) { store_scalars(t.x, s.totals[total++], first, rows); });
     }
   }
-  template <class E> static void put_numbers(const E& e, void* to, int64_t first, int64_t rows) {
+  template <class E> static void store_scalars(const E& e, void* to, int64_t first, int64_t rows) {
     using V = decltype(e.across().v);
     Lane<V>* const at = static_cast<Lane<V>*>(to) + first;
-    if (rows == 1)  // What has just been stored is there as a number, not yet as a vector.
+    if (rows == 1)  // A vector load of a scalar just stored would stall.
       *at = e.template bind<true>(0, 0).x.v[0];
     else
       put<V>(at, e.across().v, static_cast<int>(rows));
@@ -179,8 +179,8 @@ template <class F, Operand... O> struct RowKernels {
       if (to) put<V>(to + i, take<V>(to + i, lanes) + x.v, lanes);
     }
   }
-  // All elements of the rows. `r` is a copy, which no store can be to, and values come before
-  // stores: a compiler does not move loads past these.
+  // Stores all elements of the rows. `r` is passed by value, so that no store can alias it, and
+  // values are computed before stores: compilers do not move loads past stores.
   template <class V, bool Kept, class R, size_t... K>
   [[gnu::flatten]] static void store(const R r, int64_t n, int64_t first, int64_t rows,
                                      void* const* out, std::index_sequence<K...>) {
@@ -209,37 +209,37 @@ template <class F, Operand... O> struct RowKernels {
 RowTensor row_tensor(const RowShape& s, const OpCall& c, const Tensor* in, int k);
 RowTensorIds row_tensor_ids(const RowShape& s, const OpCall& c, const Tensor* in, int k);
 
-/// The gradients that several lambdas return, as those of one.
-template <class... G> struct Joined {
+/// The gradients that several lambdas return, concatenated.
+template <class... G> struct AllGradients {
   template <class... A> auto operator()(const A&... a) const {
     return std::tuple_cat(as_tuple(G{}(a...))...);
   }
 };
 
-/// A row op. Also a function of its operands: an absent one is Tensor().
+/// A row op. Callable with its operands: an absent one is Tensor().
 class RowOp : public OpDef {
  public:
-  /// All operands are elements. One gradient an operand, from the first on.
+  /// All operands are Each. One gradient lambda per operand, from the first on.
   template <class F, class... G>
   RowOp(const char* n, const char* d, F, G...) : OpDef(n, d, {.kind = OpKind::Composite}) {
     [&]<size_t... I>(std::index_sequence<I...>) {
       define<F, (static_cast<void>(I), Operand::Each)...>();
-      add_gradient<F, Joined<G...>, (static_cast<void>(I), Operand::Each)...>();
+      add_gradient<F, AllGradients<G...>, (static_cast<void>(I), Operand::Each)...>();
     }
     (decltype(operands_of_lambda<F, Integers<>, RowNumbers, 1>())::all);
   }
-  /// `operands` has their names. A gradient lambda may return those of several operands.
+  /// `operands` holds their names. A gradient lambda may return the gradients of several operands.
   template <Operand... O, class F, class... G>
   RowOp(const char* n, const char* d, Operands<O...>, std::vector<const char*> operands, F, G...)
       : OpDef(n, d, {.kind = OpKind::Composite}) {
     define<F, O...>();
     info.names = std::move(operands);
-    add_gradient<F, Joined<G...>, O...>();
+    add_gradient<F, AllGradients<G...>, O...>();
   }
-  RowInfo& info = *new RowInfo;  // For ever: threads use rows while the process ends.
+  RowInfo& info = *new RowInfo;  // Never freed: threads use rows while the process exits.
 
-  /// The first result, the rows being the last dim. Operands are tensors, of a Scalar numbers; the
-  /// place of every Id counts. Throws brrr::Error for operands that do not fit.
+  /// Returns the first result; the row is the last dim. Operands are tensors, a Scalar is a
+  /// number; no id is ignored. Throws brrr::Error for operands that do not fit.
   template <class... T> Tensor operator()(const T&... operands) const { return run({operands...}); }
 
  private:
@@ -263,7 +263,7 @@ class RowOp : public OpDef {
     info.totals = Kernels::kTotals;
     info.loops[0].block = Kernels::template block<vx::f32>;
     info.loops[1].block = Kernels::template block<vx::f64>;
-    // (In float64, which takes g++ as long once more, rows go one by one.)
+    // (Not for float64, which would double g++'s compile time: its rows run one by one.)
     if constexpr (Kernels::kTogether) info.loops[0].together = Kernels::template together<vx::f32>;
     if constexpr (std::ranges::count(Kernels::kKinds, Operand::Number) > 0) {
       info.loops[0].finish = Kernels::template finish<vx::f32>;
@@ -278,8 +278,8 @@ class RowOp : public OpDef {
   void finish();
   template <class F, class G, Operand... O> void add_gradient() {
     using Kernels = lanes::RowKernels<F, O...>;
-    if constexpr (!std::is_same_v<G, Joined<>>) {
-      // Lives as long as its row: for ever.
+    if constexpr (!std::is_same_v<G, AllGradients<>>) {
+      // Never freed, like its row.
       auto* gradient = new RowOp(std::string(name) + "_backward", doc);
       [&]<size_t... K>(std::index_sequence<K...>) {
         constexpr Operand own = Kernels::kKinds[0];
@@ -296,7 +296,7 @@ class RowOp : public OpDef {
   }
   void attach(RowOp* gradient);
 
-  /// The results of F over the operands, the k-th being value(k), or of an Id id(k).
+  /// The results of F over operands value(k), or id(k) for an Id.
   template <class F, Operand... O, class X, class Ids>
   static auto results(const X& value, const Ids& id) {
     const auto operand = [&]<Operand Kind>(int k) {

@@ -1,4 +1,4 @@
-// The gradient of a row op: the row that its gradient lambdas make.
+// The gradient of a row op: a row op made from its gradient lambdas.
 #include "core/check.h"
 #include "ops/kinds/row.h"
 
@@ -11,8 +11,8 @@ static std::string name_of_input(const RowInfo& info, int input) {
   return info.name_of(static_cast<int>(at - info.operands.begin()));
 }
 
-// A lambda may give one number for all elements of a row, or of the call.
-static Tensor as_large_as(const Tensor& g, const IntList& sizes, const OpDef& op, int input) {
+// A gradient lambda may return one value for all elements of a row, or of the call: expand it.
+static Tensor expanded_to(const Tensor& g, const IntList& sizes, const OpDef& op, int input) {
   const IntList own = g.sizes();
   if (own == sizes) return g;
   bool fits = own.empty() || own.size() == sizes.size();
@@ -25,7 +25,7 @@ static Tensor as_large_as(const Tensor& g, const IntList& sizes, const OpDef& op
   return expand(g, sizes).contiguous();
 }
 
-// The input that a gradient which reads no elements needs to know the rows by, as a bit.
+// The input, as a bit, from which a gradient that reads no elements takes the rows' shape.
 static uint64_t shape_bit(const RowInfo& gradient) {
   uint64_t first = 0;
   for (const RowOperand& o : gradient.operands) {
@@ -36,7 +36,7 @@ static uint64_t shape_bit(const RowInfo& gradient) {
   return first;
 }
 
-// The gradient of the first result. Those of others are left to the decomposition.
+// The gradient of the first result; the decomposition gives those of the others.
 static void row_vjp(VjpCall& v) {
   const Node& n = v.node;
   const RowInfo& info = *n.op->row;
@@ -69,14 +69,14 @@ static void row_vjp(VjpCall& v) {
   dispatch(c);
   for (int k = 0; k < c.n_out; ++k) {
     if (!v.needs(k)) continue;
-    v.gin[k] = as_large_as(c.out[k], v.meta(k).sizes, *n.op, k).to(v.meta(k).dtype);
+    v.gin[k] = expanded_to(c.out[k], v.meta(k).sizes, *n.op, k).to(v.meta(k).dtype);
   }
 }
 
 void RowOp::attach(RowOp* gradient) {
   info.gradient = gradient;
   const uint64_t uses = gradient->info.uses |= shape_bit(gradient->info);
-  // Other results are differentiated as tensors, which takes the operands.
+  // Other results are differentiated through the decomposition, which needs all operands.
   if (n_out == 1) saves_inputs = static_cast<uint32_t>(uses & ((1u << inputs_) - 1));
   saves_outputs = static_cast<uint32_t>(uses >> inputs_ & ((1u << n_out) - 1));
   vjp = row_vjp;

@@ -1,9 +1,9 @@
 #pragma once
-// Kernels over rows: folds in the order of ops/kinds/reduction.h ("rows"), maps, and operands as
-// dense rows of the compute type.
+// Building blocks of kernels over rows: folds in the order of ops/kinds/reduction.h ("rows"), maps,
+// and operands as dense rows of the compute type.
 //
-// A kernel takes lambdas f(i, lanes) that give elements i .. i + lanes - 1 of the row as a vector,
-// lanes <= 16; what the other lanes hold does not matter. They are called once for each element and
+// A kernel takes lambdas f(i, lanes) that return elements i .. i + lanes - 1 of the row as a
+// vector, lanes <= 16; the other lanes may hold anything. They are called once for each element and
 // in order, so they may store what they compute.
 
 #include "core/backend.h"
@@ -15,7 +15,7 @@
 
 namespace brrr {
 
-inline constexpr int64_t kRowGrain = 1 << 15;  ///< Elements worth a thread.
+inline constexpr int64_t kRowGrain = 1 << 15;  ///< Elements that justify a thread.
 
 template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
   Lane<V> sum;
@@ -23,14 +23,14 @@ template <class V, class F> Lane<V> sum_row(int64_t n, const F& f) {
   return sum;
 }
 
-/// Dense elements of a tensor in a compute type: its own, or converted and packed. Null for null.
+/// A tensor's elements, dense in a compute type: in place, or converted and packed. Null for null.
 class DenseInput {
  public:
   DenseInput() = default;
-  /// A copy in any case if `anew`.
-  DenseInput(const TensorImpl* t, DType compute, bool anew = false) {
+  /// Copies in any case if `always`.
+  DenseInput(const TensorImpl* t, DType compute, bool always = false) {
     if (!t) return;
-    if (anew || t->dtype != compute || !t->contiguous()) {
+    if (always || t->dtype != compute || !t->contiguous()) {
       copy_ = copied(*t, compute);
       t = copy_.impl();
     }
@@ -48,7 +48,7 @@ class DenseInput {
     d.data_ = to;
     return d;
   }
-  /// What it takes of planned scratch memory.
+  /// Bytes of planned scratch memory that it takes.
   static int64_t bytes(const TensorImpl& t, DType compute) {
     const bool copied = t.dtype != compute || !t.contiguous();
     return copied ? scratch_for(t.numel, static_cast<int64_t>(itemsize(compute))) : 0;
@@ -60,8 +60,8 @@ class DenseInput {
   const void* data_ = nullptr;
 };
 
-/// A matrix for each index of the leading dims, read where it lies if its rows are contiguous there
-/// (or need not be), else from a packed copy.
+/// One matrix per index of the leading dims, read in place if its rows are contiguous there (or
+/// need not be), else from a packed copy.
 class MatrixInput {
  public:
   static bool is_copied(const TensorImpl* t, DType compute, bool any_columns = false) {
@@ -84,7 +84,7 @@ class MatrixInput {
     }
     return reinterpret_cast<const T*>(t_->data()) + offset;
   }
-  /// Where the matrices lie; null for null.
+  /// The tensor that holds the matrices; null for null.
   const TensorImpl* tensor() const { return t_; }
   int64_t row() const { return t_ ? t_->strides[t_->ndim - 2] : 0; }
   int64_t col() const { return t_ ? t_->strides[t_->ndim - 1] : 0; }
@@ -94,7 +94,7 @@ class MatrixInput {
   Tensor copy_;
 };
 
-/// The same as DenseInput for an output (contiguous); finish() rounds to its dtype.
+/// DenseInput's counterpart for a contiguous output; finish() rounds to its dtype.
 class DenseOutput {
  public:
   DenseOutput(const Tensor& t, DType compute) : out_(*t.impl()) {

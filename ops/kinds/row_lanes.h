@@ -1,9 +1,9 @@
 #pragma once
-// A row op's lambda read as vectors: operands are expressions, folds run over a block of rows when
-// they are named, and what the lambda returns is evaluated in one last pass.
+// A row op's lambda instantiated on vectors: operands are lazy expressions, a fold runs over a
+// block of rows when it is called, and the lambda's results are evaluated in one last pass.
 //
 // Every expression has a level: how it varies. One of elements is bound to a row (`bind(r)`) and
-// then gives vectors of it; one of rows is also taken across the rows of the block, a row a lane.
+// then gives that row's vectors; one of rows can also be evaluated across a block, a row per lane.
 
 #include <tuple>
 
@@ -16,54 +16,56 @@ namespace brrr::lanes {
 
 enum class Level : uint8_t { Number, Row, Element };
 
-/// The rows that are computed at once.
+/// The rows that one kernel call computes.
 template <class V> struct Block {
-  static constexpr int kMostNumbers = 24;
+  static constexpr int kMaxRowScalars = 24;
   int64_t rows, n;
-  Lane<V>* spare;  ///< Room for an element of each row and column, until it is used: a result's,
-                   ///< but of rows shorter than a vector its own, where each is stored whole.
+  Lane<V>* spare;  ///< Room to keep one Chain's elements, null once used: a result's memory,
+                   ///< or `short_rows` if rows are shorter than a vector (stored whole).
   int used = 0;
   V short_rows[kRowBlock];
-  V numbers[kMostNumbers];  ///< A row a lane.
+  V row_scalars[kMaxRowScalars];  ///< A row per lane.
   Block(int64_t count, int64_t length, Lane<V>* room) : rows(count), n(length), spare(room) {
     if (length < vx::lanes) spare = reinterpret_cast<Lane<V>*>(short_rows);
   }
-  /// From one row in `spare` to the next.
+  /// Elements from one row in `spare` to the next.
   static int64_t pitch(int64_t length) { return std::max<int64_t>(length, vx::lanes); }
-  /// Room for a number of each row.
-  Lane<V>* take_numbers() {
-    if (used == kMostNumbers)
-      fail("row op: its lambda has more than {} numbers of a row on their way; make two of it",
-           kMostNumbers);
-    return reinterpret_cast<Lane<V>*>(&numbers[used++]);
+  /// Room for a scalar of each row.
+  Lane<V>* new_row_scalars() {
+    if (used == kMaxRowScalars)
+      fail(
+          "row op: its lambda needs more than {} intermediate scalars per row; split it into two "
+          "row ops",
+          kMaxRowScalars);
+    return reinterpret_cast<Lane<V>*>(&row_scalars[used++]);
   }
 };
 
 template <class V> struct Reading;
 
-// Found also where a user's namespace has operators of its own: these types are of another one.
+// Lets ADL find these operators even where a user's namespace has operators of its own.
 using brrr::operator+, brrr::operator-, brrr::operator*, brrr::operator/;
 using brrr::operator<, brrr::operator<=, brrr::operator>, brrr::operator>=;
 using brrr::operator==, brrr::operator!=, brrr::operator&, brrr::operator|;
 
-/// What all expressions share. T is the expression itself.
+/// The base of all expressions.
 template <class V, Level L> struct Expression {
   using Reading = lanes::Reading<V>;
   static constexpr Level level = L;
   static constexpr Operand kind = L == Level::Element ? Operand::Each
                                   : L == Level::Row   ? Operand::PerRow
-                                                      : Operand::Number;  ///< Of a result.
-  static constexpr bool chain = false;  ///< A long computation is in it, which may have been kept.
+                                                      : Operand::Number;  ///< As a result.
+  static constexpr bool chain = false;  ///< Contains a Chain, which a fold may have kept.
   bool kept() const { return true; }
 };
 
-/// The bound form of what does not vary within a row.
+/// The bound form of an expression that is constant within a row.
 template <class X> struct Same {
   X x;
   [[gnu::always_inline]] X at(int64_t, int) const { return x; }
 };
 
-/// The same number for all.
+/// One value for all rows.
 template <class V> struct Number : Expression<V, Level::Number> {
   Lane<V> x;
   explicit Number(Lane<V> v) : x(v) {}
@@ -72,7 +74,7 @@ template <class V> struct Number : Expression<V, Level::Number> {
   Num<V> across() const { return vx::splat(x); }
 };
 
-/// Elements in memory, row after row, or the same ones for all rows.
+/// Elements in memory, row after row, or one row that all rows share.
 template <class V, bool shared = false> struct Elements : Expression<V, Level::Element> {
   const Lane<V>* p;
   Block<V>* rows;
@@ -85,7 +87,7 @@ template <class V, bool shared = false> struct Elements : Expression<V, Level::E
   template <bool> Bound bind(int64_t r, int64_t n) const { return {shared ? p : p + r * n}; }
 };
 
-/// A number of each row: in memory, or computed.
+/// A scalar of each row: in memory, or computed.
 template <class V> struct PerRow : Expression<V, Level::Row> {
   const Lane<V>* p;
   Block<V>* rows;
@@ -95,7 +97,7 @@ template <class V> struct PerRow : Expression<V, Level::Row> {
   Num<V> across() const { return take<V>(p, static_cast<int>(rows->rows)); }
 };
 
-/// An integer of each row: the place of one of its elements, unless it is `ignored`.
+/// An int64 of each row: the index of one of its elements, unless it is `ignored`.
 template <class V> struct Ids : Expression<V, Level::Row> {
   const int64_t* p;
   int64_t ignored;
@@ -131,7 +133,7 @@ template <class V> struct IsAt : Expression<V, Level::Element> {
   template <bool> Bound bind(int64_t r, int64_t) const { return {ids.p[r]}; }
 };
 
-/// F of other expressions.
+/// F applied to other expressions.
 template <class V, class F, Level L, class... A> struct Apply : Expression<V, L> {
   static constexpr bool chain = (A::chain || ...);
   std::tuple<A...> a;
@@ -171,7 +173,7 @@ template <class V, class F, Level L, class... A> struct Apply : Expression<V, L>
   }
 };
 
-/// A long computation of elements, which a fold may have kept where `at` is.
+/// A long computation of elements, whose values a fold may have kept at `at`.
 template <class V, class F, class... A> struct Chain : Expression<V, Level::Element> {
   static constexpr bool chain = true;
   Apply<V, F, Level::Element, A...> x;
@@ -189,7 +191,7 @@ template <class V, class F, class... A> struct Chain : Expression<V, Level::Elem
 template <class E> inline constexpr bool kIsChain = false;
 template <class V, class F, class... A> inline constexpr bool kIsChain<Chain<V, F, A...>> = true;
 
-/// The sum over all rows of each column. A result only.
+/// The sum over all rows of each column. Only a result.
 template <class E> struct Columns {
   static constexpr Operand kind = Operand::Column;
   static constexpr bool chain = E::chain;
@@ -197,11 +199,11 @@ template <class E> struct Columns {
   bool kept() const { return x.kept(); }
   template <bool Kept> auto bind(int64_t r, int64_t n) const { return x.template bind<Kept>(r, n); }
 };
-/// The sum over all rows of a number of each, `k`-th of the results' totals.
+/// The sum over all rows of a per-row scalar.
 template <class V, class E> struct Total : Expression<V, Level::Number> {
   E x;
   explicit Total(const E& e) : x(e) {}
-  mutable Num<V> sum{};  ///< What the rows' numbers add up to.
+  mutable Num<V> sum{};  ///< The rows' addends, added up.
   Block<V>* block() const { return x.block(); }
   Num<V> across() const { return sum; }
 };
@@ -223,7 +225,7 @@ template <class V> struct Reading {
     const V init = vx::splat(static_cast<Lane<V>>(identity));
     const Combined<F> combine;
     Block<V>& b = *e.block();
-    Lane<V>* const to = b.take_numbers();
+    Lane<V>* const to = b.new_row_scalars();
     if constexpr (kIsChain<T> && std::is_lvalue_reference_v<E>) {
       if (b.spare && !e.at) {
         e.at = std::exchange(b.spare, nullptr);
@@ -246,7 +248,7 @@ template <class V> struct Reading {
   template <class E> static const E& constant(const E& e) { return e; }
   template <class E> static PerRow<V> pick(const E& e, const Ids<V>& ids) {
     Block<V>& b = *ids.rows;
-    Lane<V>* const to = b.take_numbers();
+    Lane<V>* const to = b.new_row_scalars();
     for (int64_t r = 0; r < b.rows; ++r) {
       to[r] = ids.counts(r) ? e.template bind<false>(r, b.n).at(ids.p[r], 1).v[0] : Lane<V>(0);
     }
@@ -273,11 +275,11 @@ template <class V> struct Reading {
       return Lazy(a...);
   }
 
-  // Numbers of rows are computed once, all rows side by side.
+  // Per-row scalars are computed once, all rows of the block in one vector.
   template <class E> static PerRow<V> computed(const E& e) {
     Block<V>& b = *e.block();
-    Lane<V>* const to = b.take_numbers();
-    if (b.rows == 1)  // What has just been stored is there as a number, not yet as a vector.
+    Lane<V>* const to = b.new_row_scalars();
+    if (b.rows == 1)  // A vector load of a scalar just stored would stall.
       *to = e.template bind<true>(0, b.n).x.v[0];
     else
       vx::store(to, e.across().v);
@@ -287,7 +289,7 @@ template <class V> struct Reading {
   template <class F> struct Combined {
     [[gnu::always_inline]] V operator()(V a, V b) const { return F{}(Num<V>(a), Num<V>(b)).v; }
   };
-  // `e` is a copy, which no store can be to. `keep`: where to leave its elements, if anywhere.
+  // `e` is passed by value: no store can alias it. `keep`: where to store its elements, or null.
   template <bool Kept, class E, class Combine, class Keep = std::nullptr_t>
   static void fold_rows(const E e, const Block<V>& b, V init, Combine combine, Lane<V>* to,
                         Keep keep = nullptr) {

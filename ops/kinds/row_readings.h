@@ -1,6 +1,6 @@
 #pragma once
-// A row op's lambda read as tensors, which is its differentiable form, and as numbers in double,
-// which is the oracle.
+// A row op's lambda instantiated on tensors (its differentiable form), on doubles (the oracle) and
+// on symbols (source text).
 
 #include <algorithm>
 #include <vector>
@@ -22,7 +22,7 @@ struct RowTensor {
   struct Reading;
   Tensor t;
   const RowShape* rows;
-  static Tensor as_large_as(const Tensor& t, const IntList& sizes) {
+  static Tensor expanded_to(const Tensor& t, const IntList& sizes) {
     return t.sizes() == sizes ? t : expand(t, sizes);
   }
   IntList along() const {
@@ -31,7 +31,7 @@ struct RowTensor {
     return list;
   }
 };
-/// The places of elements, [rows, 1], and where they count; other places are 0.
+/// The indices of elements, [rows, 1], and whether they count; indices that do not are 0.
 struct RowTensorIds {
   using Reading = RowTensor::Reading;
   RowTensor at, counted;
@@ -48,12 +48,12 @@ struct RowTensor::Reading {
     return {F{}(term(a)...), all};
   }
 
-  // Of what does not vary along the row, or along one of its dims, as often as there are elements.
+  // A value that is constant along the row, or along one of its dims, counts once per element.
   static RowTensor sum(const RowTensor& x) {
     int64_t here = 1;
     for (int64_t d : x.along()) here *= x.t.size(d);
     const Tensor all = brrr::sum(x.t, x.along(), true);
-    // Not 0 times what may be infinite.
+    // Not `all` times 0: it may be infinite.
     if (x.rows->n == 0) return {where(full(all.sizes(), 0, kBool, all.device()), all, 0.0), x.rows};
     return {here == x.rows->n ? all : all * (length(x) / static_cast<double>(here)), x.rows};
   }
@@ -65,17 +65,17 @@ struct RowTensor::Reading {
   }
   static double length(const RowTensor& x) { return static_cast<double>(x.rows->n); }
   static RowTensor number(const RowTensor& like, double v) {
-    return {full({}, v, m::NumbersAs::now, like.t.device()), like.rows};
+    return {full({}, v, m::LiteralDTypeScope::now, like.t.device()), like.rows};
   }
   static RowTensor constant(const RowTensor& x) { return {x.t.detach(), x.rows}; }
   static RowTensor pick(const RowTensor& x, const RowTensorIds& ids) {
     IntList sizes = ids.at.t.sizes();
     Tensor all = x.t;
     const int64_t n = x.rows->n;
-    if (n == 0) return {ids.counted.t.to(all.dtype()) * 0.0, x.rows};  // None counts.
-    if (all.dim() > 0 && all.size(-1) == n) {                          // Else the same in a row.
+    if (n == 0) return {ids.counted.t.to(all.dtype()) * 0.0, x.rows};  // No id counts.
+    if (all.dim() > 0 && all.size(-1) == n) {                          // Else constant in a row.
       sizes[sizes.size() - 1] = n;
-      if (all.dim() != sizes.size()) all = expand(all, sizes);  // What the rows share.
+      if (all.dim() != sizes.size()) all = expand(all, sizes);  // Shared by the rows.
       all = gather(all, -1, ids.at.t);
     }
     return {where(ids.counted.t, all, 0.0), x.rows};
@@ -89,30 +89,30 @@ struct RowTensor::Reading {
                                            : one_hot(squeeze(id.t, -1), n) != 0;
     return {here & ids.counted.t, id.rows};
   }
-  // What is the same in all rows, or along them, counts as often as it stands there.
+  // A value that is constant over the rows, or along them, counts once per element.
   static RowTensor over_rows(const RowTensor& x) {
-    const Tensor all = as_large_as(x.t, x.rows->sizes(Operand::Each));
+    const Tensor all = expanded_to(x.t, x.rows->sizes(Operand::Each));
     return {sum_to(all, x.rows->sizes(Operand::Column)), x.rows};
   }
   static RowTensor total(const RowTensor& x) {
-    return {brrr::sum(as_large_as(x.t, x.rows->sizes(Operand::PerRow))), x.rows};
+    return {brrr::sum(expanded_to(x.t, x.rows->sizes(Operand::PerRow))), x.rows};
   }
 };
 
 // --- numbers -------------------------------------------------------------------------------------
 
 struct RowNumbersReading;
-/// rows x columns numbers, or bools of a mask, either of which may be 1 for a value that does not
-/// vary so.
+/// rows x columns doubles, or bools of a mask; either extent is 1 if the value does not vary in
+/// that direction.
 template <class T> struct RowNumbersOf {
   using Reading = RowNumbersReading;
-  int64_t rows = 1, columns = 1, n = 1;  ///< n: of elements in a row.
+  int64_t rows = 1, columns = 1, n = 1;  ///< n: elements in a row.
   std::vector<T> v;
   T at(int64_t r, int64_t i) const {
     return v[static_cast<size_t>((rows > 1 ? r * columns : 0) + (columns > 1 ? i : 0))];
   }
 };
-/// Places of elements, one a row; negative: it does not count.
+/// Indices of elements, one per row; negative: ignored.
 struct RowNumberIds {
   using Reading = RowNumbersReading;
   std::vector<int64_t> at;
@@ -153,7 +153,7 @@ struct RowNumbersReading {
   static Mask<double> value(bool m) { return {m}; }
   static double raw(Num<double> x) { return x.v; }
   static bool raw(Mask<double> x) { return x.m; }
-  /// f(row, column) of all.
+  /// f(row, column) for all of them.
   template <class F, class T = std::invoke_result_t<F, int64_t, int64_t>>
   static RowNumbersOf<T> each(int64_t rows, int64_t columns, int64_t n, const F& f) {
     RowNumbersOf<T> y{.rows = rows, .columns = columns, .n = n, .v = {}};

@@ -1,6 +1,6 @@
 #pragma once
-// A row op's lambda read as vectors that hold several short rows each (ops/vocabulary/vec_rows.h):
-// a value is one vector, in which a number of a row is in all of the row's lanes.
+// A row op's lambda instantiated on vectors of several short rows (ops/vocabulary/vec_rows.h): a
+// value is one vector, in which a per-row scalar fills all of its row's lanes.
 
 #include "ops/kinds/row_kernel.h"
 #include "ops/vocabulary/row.h"
@@ -8,7 +8,7 @@
 namespace brrr::lanes {
 
 template <class V, int n> struct TogetherReading;
-/// Numbers, or a mask, of rows of n elements, in the registers that they take.
+/// Elements, or a mask, of rows of n elements, split into the registers that they take.
 template <class V, int n, class X = Num<V>> struct Together {
   using Reading = TogetherReading<V, n>;
   [[gnu::always_inline]] Together(X x) : parts_(raw(x)) {}  // NOLINT(google-explicit-constructor)
@@ -20,7 +20,7 @@ template <class V, int n, class X = Num<V>> struct Together {
   vx::Parts<decltype(raw(X{}))> parts_;
 };
 
-// All of it in line, as Num is.
+// Everything is inlined, as in Num.
 template <class V, int n> struct TogetherReading {
   using Value = Together<V, n>;
   template <class A> static auto term(const A& a) {
@@ -44,8 +44,8 @@ template <class V, int n> struct TogetherReading {
   template <class E> static E constant(const E& e) { return e; }
 };
 
-/// `lanes` elements of the rows, or numbers of these, from element `at` on. What is absent is not
-/// read, or 0.
+/// `lanes` elements of the rows from element `at` on, or the scalars of those rows. An absent
+/// operand reads as 0.
 template <class V, int n, Operand O>
 [[gnu::always_inline]] inline Together<V, n> together_operand(const RowSource& s, int k, int64_t at,
                                                               int lanes) {
@@ -62,7 +62,7 @@ template <class V, int n, Operand O>
     if constexpr (O == Operand::Number) return Num<V>(vx::splat(*p));
   }
 }
-/// Such a result.
+/// Stores such a result.
 template <class V, int n, Operand O>
 [[gnu::always_inline]] inline void put_together(const Together<V, n>& r, void* to, int64_t at,
                                                 int lanes) {

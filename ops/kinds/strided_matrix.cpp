@@ -8,9 +8,9 @@
 
 namespace brrr {
 
-void load_across(DType ct, char* to, int64_t pitch, DType dtype, const char* from, int64_t stride,
-                 int64_t rows, int64_t n) {
-  alignas(64) char columns[kAcrossBlock * 8];
+void load_transposed_block(DType ct, char* to, int64_t pitch, DType dtype, const char* from,
+                           int64_t stride, int64_t rows, int64_t n) {
+  alignas(64) char columns[kTransposeBlock * 8];
   const auto item = static_cast<int64_t>(itemsize(dtype)),
              width = static_cast<int64_t>(itemsize(ct));
   if (dtype != ct) {
@@ -31,11 +31,11 @@ void load_across(DType ct, char* to, int64_t pitch, DType dtype, const char* fro
                : turn(double{});
 }
 
-// What is a range of indices in each dim, with the strides of the elements and of their copies.
+// A range of indices in each dim, with the strides of the elements and of their copies.
 struct StridedMatrix::Box {
   int ndim = 0;
   int64_t size[kMaxDims + 1], in[kMaxDims + 1], out[kMaxDims + 1];
-  int64_t from = 0, to = 0;  // Of the first element.
+  int64_t from = 0, to = 0;  // Offsets of the first element.
 
   void dim(int64_t n, int64_t stride, int64_t pitch) {
     size[ndim] = n, in[ndim] = stride, out[ndim++] = pitch;
@@ -50,8 +50,8 @@ StridedMatrix::StridedMatrix(DType dtype, const IntList& sizes, const IntList& s
     r.sizes.push_back(sizes[d]);
     r.strides.push_back(strides[d]);
   }
-  for (int d = cols_.sizes.size() - 1; d >= 0 && cols_.strides[d] == together_; --d) {
-    together_ *= cols_.sizes[d];
+  for (int d = cols_.sizes.size() - 1; d >= 0 && cols_.strides[d] == contiguous_; --d) {
+    contiguous_ *= cols_.sizes[d];
   }
 }
 
@@ -65,19 +65,19 @@ int64_t StridedMatrix::Run::offset(int64_t index) const {
 }
 
 const char* StridedMatrix::find(const char* base, int64_t row, int64_t col, int64_t cols) const {
-  if (col % together_ + cols > together_) return nullptr;
+  if (col % contiguous_ + cols > contiguous_) return nullptr;
   return base + (rows_.offset(row) + cols_.offset(col)) * static_cast<int64_t>(itemsize(dtype_));
 }
 
-// The elements [begin, end), whose copies are `pitch` apart, as boxes: each has as many whole
-// indices of a dim as follow one another.
+// Splits elements [begin, end), whose copies are `pitch` apart, into boxes: each takes as many
+// whole consecutive indices of a dim as it can.
 template <class F>
 void StridedMatrix::Run::boxes(int64_t begin, int64_t end, int64_t pitch, const Box& box,
                                const F& f) const {
   const int ndim = sizes.size();
   if (ndim == 0) return f(box);
   for (int64_t at = begin, next; at < end; at = next) {
-    int64_t inner = 1;  // Elements of an index of dim d: of the outermost one that fits.
+    int64_t inner = 1;  // Elements per index of d, the outermost dim that fits.
     int d = ndim - 1;
     for (; d > 0 && at % (inner * sizes[d]) == 0 && at + inner * sizes[d] <= end; --d) {
       inner *= sizes[d];
@@ -110,7 +110,8 @@ void StridedMatrix::load(const char* base, DType ct, Box& b, char* to) const {
   to += b.to * width;
   b.ndim = merge_dims(b.ndim, b.size, 2, -1, [&](int k) { return k == 0 ? b.in : b.out; });
   if (b.out[b.ndim - 1] != 1) b.dim(1, 1, 1);
-  const int last = b.ndim - 1, across = across_dim(b.ndim, b.size, 1, [&](int) { return b.in; });
+  const int last = b.ndim - 1,
+            across = transposed_dim(b.ndim, b.size, 1, [&](int) { return b.in; });
   const int64_t n = b.size[last], stride = b.in[last];
   int64_t outer = 1, rows = 1, pitch = 0;
   if (across >= 0) {
@@ -126,12 +127,13 @@ void StridedMatrix::load(const char* base, DType ct, Box& b, char* to) const {
       load_tile(ct, at, dtype_, from, stride, n);
       continue;
     }
-    // Along its rows first: lines side by side come sooner than those far apart.
-    const int64_t most = std::max(kAcrossRows, kAcrossBlock / std::min(n, kAcrossWidth));
-    for (int64_t i = 0; i < n; i += kAcrossWidth) {
+    // Rows innermost: they are adjacent, and adjacent cache lines arrive sooner.
+    const int64_t most = std::max(kTransposedRows, kTransposeBlock / std::min(n, kTransposeWidth));
+    for (int64_t i = 0; i < n; i += kTransposeWidth) {
       for (int64_t r = 0; r < rows; r += most) {
-        load_across(ct, at + (r * pitch + i) * width, pitch, dtype_, from + (i * stride + r) * item,
-                    stride, std::min(most, rows - r), std::min(kAcrossWidth, n - i));
+        load_transposed_block(ct, at + (r * pitch + i) * width, pitch, dtype_,
+                              from + (i * stride + r) * item, stride, std::min(most, rows - r),
+                              std::min(kTransposeWidth, n - i));
       }
     }
   }

@@ -1,12 +1,12 @@
 #pragma once
-// The view row: `infer` fills meta with alias 0, and nothing runs; the gradient undoes it.
+// The view row: `infer` fills meta with alias 0 and no kernel runs; the gradient is the inverse.
 
 #include "core/call.h"
 #include "core/check.h"
 
 namespace brrr {
 
-/// For a shape rule: the result as the same view of the operand's memory, to be changed.
+/// For shape rules: output k starts as the operand's own view of its memory, to be changed.
 inline OutMeta& view_meta(OpCall& c, int k = 0) {
   BRRR_CHECK(c.in[0], "{}: the tensor is undefined; assign one first", c.op->name);
   const TensorImpl& t = *c.in[0];
@@ -20,13 +20,13 @@ inline OutMeta& view_meta(OpCall& c, int k = 0) {
   return m;
 }
 
-/// reshape(), but the tensor itself where that has these sizes: while a view is there, writes to
-/// what it shows are refused.
+/// reshape(), but returns the tensor itself if it has these sizes: while a view exists, writes to
+/// the memory that it shows are refused.
 inline Tensor in_sizes(const Tensor& t, const IntList& sizes) {
   return t.sizes() == sizes ? t : t.reshape(sizes);
 }
 
-/// What a view's row says.
+/// The spec of a view's row.
 constexpr OpSpec view_spec(void (*infer)(OpCall&), void (*vjp)(VjpCall&)) {
   return {.kind = OpKind::View, .infer = infer, .vjp = vjp};
 }

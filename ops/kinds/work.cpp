@@ -11,14 +11,14 @@ namespace brrr {
 
 namespace {
 
-// Operations by what varies: once, for each row and for each element.
+// Operation counts by how often statements run: once, per row, per element.
 struct Counts {
   double of[3] = {};
   size_t cost = 0;  // See Statement.
   double over(double rows, double n) const { return of[0] + rows * (of[1] + n * of[2]); }
 };
 
-// The operand that a Weight or a Bias is which is not there: nothing is done with it.
+// The number of an absent Weight or Bias operand: formulas that read it are not counted.
 constexpr int kAbsent = -1;
 
 Counts count(const Statements& list) {
@@ -43,7 +43,7 @@ Statement::Varies varies(Operand kind) {
   return kind == Operand::Number || kind == Operand::Scalar ? Statement::Never : Statement::InRow;
 }
 
-// Bit k: operand k of a pointwise op is one number, tensor k of a row op is absent.
+// Bit k: operand k of a pointwise op is a scalar; input k of a row op is absent.
 Counts count(const OpDef& op, uint64_t bits) {
   Statements list;
   SymScope scope(list, kFloat32);

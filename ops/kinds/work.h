@@ -1,20 +1,20 @@
 #pragma once
-// What a call does at least: its floating-point operations and the bytes that it has to move. Both
-// follow from the op's row.
+// The work that a call does at least: floating-point operations and bytes to move. Both follow from
+// the op's row.
 
 #include "core/op.h"
 
 namespace brrr {
 
-/// Of a call whose outputs exist. A pointwise op, a reduction and a row op are counted by their
-/// statements, whose functions say what they take (ops/vocabulary/scalar_math.h); of other rows
-/// OpSpec::work says it. Views do nothing.
+/// For a call whose outputs exist. Pointwise ops, reductions and row ops are counted by their
+/// statements, at the cost of each function (ops/vocabulary/scalar_math.h); other rows have
+/// OpSpec::work. Views do nothing.
 Work work_of(const OpCall& call);
 
-/// How many long chains of operations, polynomials, its statements have. (Of a library row: 0.)
+/// The number of polynomials (long chains of operations) in the op's statements; 0: a library row.
 size_t polynomials_of(const OpDef& op);
 
-/// Its class: "contraction" (products), "normalisation" (what folds), "pointwise" or "other".
+/// The op's class: "contraction" (products), "normalisation" (with folds), "pointwise" or "other".
 const char* kind_of(const OpDef& op, const Work& work);
 
 }  // namespace brrr

@@ -1,4 +1,4 @@
-// Building a program: dims are merged, rows become statements.
+// Builds a program: merges dims and turns op rows into statements.
 #include <algorithm>
 #include <bit>
 #include <set>
@@ -15,23 +15,23 @@ namespace {
 
 class Builder {
  public:
-  Builder(Program& p, bool fast) : p_(p), fast_(fast), now_(p.windows.size(), -1) {}
+  Builder(Program& p, bool fast) : p_(p), fast_(fast), current_(p.windows.size(), -1) {}
 
   void run(const std::vector<Step>& steps) {
-    for (size_t w = 0; w < now_.size(); ++w) {
-      if (p_.windows[w].loaded) now_[w] = load(static_cast<int>(w));
+    for (size_t w = 0; w < current_.size(); ++w) {
+      if (p_.windows[w].loaded) current_[w] = load(static_cast<int>(w));
     }
     for (const Step& s : steps) {
       s.op->pointwise ? pointwise(s) : s.op->row ? row(s) : reduction(s);
     }
-    for (size_t w = 0; w < now_.size(); ++w) {
-      if (p_.windows[w].stored && now_[w] >= 0) store(static_cast<int>(w));
+    for (size_t w = 0; w < current_.size(); ++w) {
+      if (p_.windows[w].stored && current_[w] >= 0) store(static_cast<int>(w));
     }
   }
 
  private:
   const Statement& at(int id) const { return p_.at(id); }
-  int& now(int w) { return now_[static_cast<size_t>(w)]; }
+  int& current(int w) { return current_[static_cast<size_t>(w)]; }
   int add(Statement s) { return append(p_.statements, std::move(s)); }
 
   Statement::Varies of_window(int which) const {
@@ -41,7 +41,7 @@ class Builder {
     return w.varies(last) ? Statement::WithRow : Statement::Never;
   }
 
-  // Two conversions of 16-bit floats cost what a polynomial does.
+  // Two conversions of 16-bit floats cost as much as a polynomial.
   static uint8_t conversion_cost(DType t) { return t == kFloat16 || t == kBFloat16; }
 
   int load(int w) {
@@ -54,7 +54,7 @@ class Builder {
   }
   void store(int w) {
     const DType t = p_.window(w).dtype;
-    int id = now(w);
+    int id = current(w);
     const bool rounded = conversion_cost(t) && at(id).text == from_compute(kFloat32, t, false);
     if (rounded) id = at(id).args[0];  // Storing rounds anyway.
     add({.kind = Statement::Store,
@@ -81,12 +81,12 @@ class Builder {
     const int from = s.in[k];
     if (from < 0) return add({.kind = Statement::Number, .type = type, .which = ~from});
     const DType dtype = p_.window(from).dtype;
-    return convert(now(from), to_compute(dtype, type), type, type);
+    return convert(current(from), to_compute(dtype, type), type, type);
   }
-  // Result k, which is of type `from`.
+  // Result k, computed in type `from`.
   void result(const Step& s, size_t k, int id, DType from) {
     const DType t = p_.window(s.out[k]).dtype;
-    now(s.out[k]) =
+    current(s.out[k]) =
         convert(id, from_compute(from, t, fast_), t == kBool ? kBool : compute_type(t), t);
   }
   void pointwise(const Step& s) {
@@ -110,7 +110,7 @@ class Builder {
     int in[kMaxRowOperands];
     for (size_t k = 0; k < s.in.size(); ++k) {
       const Operand kind = info.operands[k].kind;
-      if (s.in[k] == Step::kAbsent)  // x + -0 is x, whatever its sign.
+      if (s.in[k] == Step::kAbsent)  // Absent: weight 1, bias -0.0 (x + -0.0 is x for both zeros).
         in[k] = add({Statement::Constant, s.compute, -1, kind == Operand::Weight ? "1" : "-0.0"});
       else
         in[k] = kind == Operand::Id ? s.in[k] : operand(s, k, s.compute);
@@ -132,7 +132,7 @@ class Builder {
     for (size_t k = 0; k < s.out.size(); ++k) result(s, k, out[k], s.compute);
   }
 
-  // Of each row; or over the rows, if a place in them has a result. The count may be an operand.
+  // Folds each row; or all rows, if the result varies along a row. The count may be an operand.
   void reduction(const Step& s) {
     const ReductionInfo& info = *s.op->reduction;
     const Window& to = p_.window(s.out[0]);
@@ -149,7 +149,7 @@ class Builder {
 
   Program& p_;
   const bool fast_;
-  std::vector<int> now_;  // By window: the statement that holds its value.
+  std::vector<int> current_;  // By window: the statement that holds its value.
 };
 
 }  // namespace
@@ -160,7 +160,7 @@ void merge_dims(Program& p) {
     return w.touched() || p.row ? w.stride : nullptr;
   };
   const int outer = p.space.ndim - (p.row != 0);
-  std::vector<int64_t> in_row;  // With one row there may be no dim before its own.
+  std::vector<int64_t> in_row;  // Saved: merge_dims makes an outer dim even where there is none.
   for (const Window& w : p.windows) in_row.push_back(w.stride[outer]);
   const auto begin = p.windows.begin(), end = p.windows.end();
   const auto written = p.row ? end : std::ranges::find(begin, end, true, &Window::stored);
@@ -227,7 +227,7 @@ std::vector<RowPass> row_passes(const Program& p, std::vector<RowState>& states,
         (s.kind == Statement::Fold ? pass.folds : pass.picks).push_back(id);
         if (s.kind == Statement::Fold) need(s.args[0]);
       }
-      // All stores come last: what is read again may lie where they go.
+      // Stores come last: they may overwrite memory that a pass reads again.
       const bool last = is_element_store(p, s, state) || s.kind == Statement::FoldRows;
       if (d == deepest && last) need(id);
     }

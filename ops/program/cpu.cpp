@@ -9,11 +9,11 @@ namespace brrr::program {
 
 namespace {
 
-// Bytes that every row reads again, up to which the prefetcher keeps up by itself. Beside a first
-// level of 48 KB asking takes a fifth longer with 8 KB of them, and not asking up to twice as long
-// with 32; beside one of 32 KB not asking takes a sixth longer with 8 KB already. Asking near by is
-// always worth it, with none of them too.
-int64_t reread_limit() { return asks_near() ? -1 : prefetch_level() == 1 ? 16 << 10 : 4 << 10; }
+// Bytes re-read by every row up to which the hardware prefetcher keeps up. With 48 KB of L1,
+// prefetching takes a fifth longer at 8 KB, and not prefetching up to twice as long at 32 KB; with
+// 32 KB of L1, not prefetching takes a sixth longer at 8 KB already. Near prefetches always pay,
+// even with nothing re-read.
+int64_t reread_limit() { return prefers_near() ? -1 : prefetch_level() == 1 ? 16 << 10 : 4 << 10; }
 
 // A walk over elements.
 class Text : public CpuText {
@@ -21,7 +21,7 @@ class Text : public CpuText {
   using CpuText::CpuText;
 
   CpuKernel run() {
-    ask_ahead();
+    choose_prefetched();
     text_ = "(char* const* a, long begin, long end) {\n";
     pointers();
     emit(all(Statement::Never), 1, false);
@@ -51,51 +51,51 @@ class Text : public CpuText {
   }
 
  private:
-  // Streamed loads are asked for ahead of time beside operands that are read again and again: rows
-  // of 4096 weights keep the hardware from doing so in time.
-  void ask_ahead() {
+  // Prefetch streamed loads when other operands are re-read by every row: with 4096 reused weights
+  // the hardware prefetcher falls behind.
+  void choose_prefetched() {
     int64_t reread = 0;
     for (const Window& w : p_.windows) {
       if (w.loaded && inner_stride(w) != 0 && !streams(w)) reread += p_.bytes_of(w);
     }
     for (int w = 0; w < windows() && streaming_ && reread > reread_limit(); ++w) {
       const Window& x = window(w);
-      if (x.in_memory() && inner_stride(w) == 1 && x.loaded && streams(x)) ahead_.push_back(w);
+      if (x.in_memory() && inner_stride(w) == 1 && x.loaded && streams(x)) prefetched_.push_back(w);
     }
   }
 
-  // Lines of several streams are early enough near by in the first level, and asking more often
-  // delays them (gelu(x w + b) + r, rows of 4096: 5.3 and 4.2 ms for 64 MB).
+  // With several streams a near prefetch into L1 is early enough, and prefetching twice delays them
+  // (gelu(x w + b) + r, rows of 4096: 5.3 and 4.2 ms for 64 MB).
   void at_body(int unroll) override {
-    const Ahead one = ahead_of_one_stream();
-    const bool several = prefetch_level() == 1 && ahead_.size() > 1;
+    const Distance one = one_stream_distance();
+    const bool several = prefetch_level() == 1 && prefetched_.size() > 1;
     const auto bytes_of = [&](int w) { return 16 * unroll * window(w).item(); };
-    // Lines of one stream before the next one's page took a twentieth longer.
-    for (int w : ahead_) {
+    // Two loops: a stream's lines before the next stream's page took a twentieth longer.
+    for (int w : prefetched_) {
       if (!several)
-        ask(w, 2, one.second, bytes_of(w));
-      else if (asks_near())
-        ask_page(w, bytes_of(w));
+        prefetch(w, 2, one.second, bytes_of(w));
+      else if (prefers_near())
+        prefetch_page(w, bytes_of(w));
     }
-    const int64_t near_by = !several ? one.used : asks_near() ? kAhead / 8 : kAhead / 2;
-    for (int w : ahead_) ask(w, prefetch_level(), near_by, bytes_of(w));
+    const int64_t near_by = !several ? one.used : prefers_near() ? kAhead / 8 : kAhead / 2;
+    for (int w : prefetched_) prefetch(w, prefetch_level(), near_by, bytes_of(w));
   }
-  // So many bytes of a stream, so many ahead.
-  void ask(int w, int level, int64_t ahead, int64_t bytes) {
+  // Prefetches `bytes` of a stream, `ahead` bytes ahead.
+  void prefetch(int w, int level, int64_t ahead, int64_t bytes) {
     for (int64_t line = 0; line < bytes; line += 64) {
       print("prefetch<{}>((const char*)(p{} + i) + {});\n", level, w, ahead + line);
     }
   }
-  // What fetches by itself stops where a page ends: in a body of so many bytes, once a page, asks
-  // for the next one's first lines, half a page before.
-  void ask_page(int w, int64_t bytes) {
+  // The hardware prefetcher stops at the end of a page: once a page, half a page before its end,
+  // prefetch the next page's first lines. `bytes`: what a body takes of the stream.
+  void prefetch_page(int w, int64_t bytes) {
     constexpr int64_t page = 4096, first = 512;
     print("if ((((long)(p{} + i) + {}) & {}) < {}) {{\n", w, page / 2, page - 1, bytes);
-    ask(w, 2, page / 2, first);
+    prefetch(w, 2, page / 2, first);
     text_ += "}\n";
   }
 
-  std::vector<int> ahead_;  // Windows whose loads are asked for ahead of time.
+  std::vector<int> prefetched_;  // Windows whose loads are prefetched.
 };
 
 }  // namespace
@@ -113,9 +113,9 @@ std::vector<CpuArgument> cpu_arguments(const Program& p) {
 
 CpuKernel cpu_kernel(const Program& p) {
   if (p.row && p.row == p.space.numel()) return cpu_whole(p);
-  if (lie_together(p)) return cpu_together(p);
+  if (packs_rows(p)) return cpu_packed_rows(p);
   if (p.row) return cpu_rows(p);
-  return reads_across(p) ? cpu_across(p) : Text(p).run();
+  return reads_transposed(p) ? cpu_transposed(p) : Text(p).run();
 }
 
 }  // namespace brrr::program

@@ -1,8 +1,8 @@
 #pragma once
-// What the walk over rows (cpu_rows.cpp) is made of: a pass for each depth of folds, values that
-// later passes load instead of computing them again, the text of a pass over the elements of a row;
-// and what is left when all rows are done: sums over the rows and of whole tensors, which every
-// thread leaves in the kernel's own memory and a second launch brings together.
+// Parts of the walk over rows (cpu_rows.cpp): a pass for each depth of folds, values that later
+// passes load instead of recomputing them, the text of a pass over the elements of a row; and the
+// second launch, which combines what threads left in scratch memory: sums over the rows and of
+// whole tensors.
 
 #include <algorithm>
 #include <bit>
@@ -13,13 +13,13 @@
 
 namespace brrr::program {
 
-// Of values that a pass leaves for later ones.
+// Most bytes of values that passes keep for later ones.
 inline constexpr int64_t kKeptBytes = 64 << 10;
-// Elements of the rows that are taken together: short rows' steps wait for each other, long ones
-// have to stay in the first level, where rows on their way from memory and back need room as well.
-inline constexpr int64_t kTogether = 4096, kTogetherStreaming = 1024;
-// Of the first level, whether it has 32 or 48 KB, what passes side by side may take.
-inline constexpr int64_t kRowsInUse = 32 << 10;
+// Elements of a block of rows: short rows are latency-bound and need several side by side; long
+// ones have to stay in L1, where rows streaming from and to memory need room as well.
+inline constexpr int64_t kBlockElements = 4096, kBlockElementsStreaming = 1024;
+// What interleaved passes may use of L1, whether it has 32 or 48 KB.
+inline constexpr int64_t kPipelineL1Bytes = 32 << 10;
 
 class RowText : public CpuText {
  public:
@@ -27,8 +27,8 @@ class RowText : public CpuText {
       : CpuText(p),
         n_(p.row),
         rows_(p.space.numel() / p.row),
-        block_(std::bit_floor<uint64_t>(
-            std::clamp<int64_t>((streaming_ ? kTogetherStreaming : kTogether) / n_, 1, 16))),
+        block_(std::bit_floor<uint64_t>(std::clamp<int64_t>(
+            (streaming_ ? kBlockElementsStreaming : kBlockElements) / n_, 1, 16))),
         padded_((n_ + 15) / 16 * 16),
         states_(row_states(p)) {
     for (int id = static_cast<int>(states_.size()); id-- > 0;) {
@@ -40,18 +40,18 @@ class RowText : public CpuText {
     }
     pipelined_ = streaming_ && deepest_ > 0 && n_ >= 64 && n_ <= kReduceChunk;
     make_passes();
-    if (!pipelined_ || gains_side_by_side()) return;
+    if (!pipelined_ || pipelining_pays()) return;
     pipelined_ = false;
     make_passes();
   }
 
  protected:
-  /// Whether two blocks to come have room in a first level of 48 KB beside the one at hand: with 64
-  /// KB in all it took 0.86 of the time (a layer norm of a sum, rows of 2,048), with 72 1.1 to 1.2,
-  /// as where two passes take many short rows at once.
-  bool asks_far() const {
+  /// Whether an L1 of 48 KB has room for the next two blocks beside the current one. Prefetching
+  /// both took 0.86 of the time with 64 KB in all (a layer norm of a sum, rows of 2,048), 1.1 to
+  /// 1.2 with 72 KB, as it did where two passes take many short rows at once.
+  bool prefetches_far() const {
     constexpr int64_t room = 64 << 10;
-    return prefetch_level() == 1 && !asks_near() && (deepest_ > 1 || block_ <= 2) &&
+    return prefetch_level() == 1 && !prefers_near() && (deepest_ > 1 || block_ <= 2) &&
            in_use([](int, bool) { return 3; }) <= room;
   }
   const RowState& of(int id) const { return states_[static_cast<size_t>(id)]; }
@@ -59,12 +59,12 @@ class RowText : public CpuText {
     return std::ranges::any_of(
         pass.list, [&](int id) { return at(id).kind == Statement::Load && at(id).which == w; });
   }
-  // Adds the values of elements that it is made of, itself among them.
+  // Adds the per-element values that `id` is computed from, itself included.
   void add_elements(int id, std::set<int>& all) const {
     if (!in_row(id) || !all.insert(id).second) return;
     for (int a : at(id).args) add_elements(a, all);
   }
-  // Whether a later pass would rather load it than compute it again, and there is room for that.
+  // Whether a later pass should load the value rather than recompute it, and there is room for it.
   bool keeps(int id) {
     if (at(id).kind != Statement::Formula || !is_floating(at(id).type)) return false;
     std::set<int> elements;
@@ -80,7 +80,7 @@ class RowText : public CpuText {
     return true;
   }
 
-  /// Of how many blocks a value that is kept is there at a time.
+  /// How many blocks of a kept value are live at a time.
   int64_t blocks_kept(int id) const { return pipelined_ ? deepest_ - of(id).pass + 1 : 1; }
   int64_t bytes_kept(int id) const {
     return blocks_kept(id) * block_ * padded_ * static_cast<int64_t>(itemsize(at(id).type));
@@ -107,9 +107,9 @@ class RowText : public CpuText {
     return fmt::format("{}; store({}, {})", CpuText::line(id, u, tail), kept, name(id, u));
   }
 
-  // Pointers and numbers that the pass reads in row r.
+  // Declares the pointers and scalars that the pass reads in row r.
   void row_names(const RowPass& pass) {
-    std::set<int> used;  // What is picked is made anew, whatever the pass has of it.
+    std::set<int> used;  // A pick recomputes its element, whatever the pass has of it.
     for (int id : pass.picks) add_elements(at(id).args[0], used);
     used.insert(pass.list.begin(), pass.list.end());
     std::set<int> windows, ids, given, statements = used;
@@ -126,7 +126,7 @@ class RowText : public CpuText {
     }
     text_ += "const long q = r0 + r;\n";
     row_pointers("q", windows);
-    // Before the first row and behind the last a pipelined pass has none.
+    // A pipelined pass has no row before the first and after the last.
     const std::string guard = pipelined_ ? "r >= rows ? 0 : " : "";
     for (int w : ids) print("const long id{0} = {1}o{0}[q];\n", w, guard);
     for (int id : given) {
@@ -142,7 +142,7 @@ class RowText : public CpuText {
     }
   }
 
-  // Element `id` of the row, computed where it is.
+  // Picks an element of the row: recomputes it at the position that the id names.
   void pick(int id) {
     const Statement& s = at(id);
     const std::function<std::string(int)> value = [&](int x) -> std::string {
@@ -161,25 +161,25 @@ class RowText : public CpuText {
     print("w{}[r] = id{} == {} ? 0 : ({})[0];\n", id, s.which, ignored(s), value(s.args[0]));
   }
 
-  // Of a fold of one row, or of a chunk of it: a body that adds a vector to each accumulator,
+  // A fold of one row, or of a chunk of it: a body that adds a vector to each accumulator,
   void fold_body(const std::vector<int>& list, const std::vector<int>& folds) {
     at_body(4);
-    take(list, folds, 4);
+    accumulate(list, folds, 4);
   }
-  // what is left behind whole bodies,
+  // the elements left after whole bodies,
   void rest(const std::vector<int>& list, const std::vector<int>& folds, int64_t chunks) {
     if (n_ % 64 == 0) return;
     const int whole = static_cast<int>(n_ % 64 / 16), left = static_cast<int>(n_ % 16);
     text_ += chunks > 1 ? fmt::format("if (c + 1 == {}) {{\n", chunks) : "{\n";
-    take(list, folds, whole);
+    accumulate(list, folds, whole);
     if (left) {
       print("i += {};\nconst int n = {};\n{{\n", 16 * whole, left);
-      take(list, folds, 1, true, fmt::format("a$0_{}", whole));
+      accumulate(list, folds, 1, true, fmt::format("a$0_{}", whole));
       text_ += "}\n";
     }
     text_ += "}\n";
   }
-  // and the number that comes of them.
+  // and the scalar that the accumulators reduce to.
   void reduced(const std::vector<int>& folds, const std::string& to) {
     for (int f : folds) {
       print("{} = {};\n", fmt::format(fmt::runtime(to), f), fold_four(f, fmt::format("a{}_$0", f)));
@@ -188,7 +188,7 @@ class RowText : public CpuText {
 
   // --- when all rows are done --------------------------------------------------------------------
 
-  // Columns' sums of each block of rows, then a number of each row for each total.
+  // Scratch: column sums of each block of rows, then for each total a scalar per row.
   void plan_scratch() {
     const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
     const auto room = [&](int id, int64_t count) {
@@ -201,7 +201,7 @@ class RowText : public CpuText {
     if (out_.scratch) out_.arguments.push_back({CpuArgument::Scratch});
   }
 
-  // Pointers, and numbers that are the same for all rows.
+  // Pointers, and values that are the same for all rows.
   void begin() {
     pointers();
     for (const auto& [id, offset] : scratch_of_) {
@@ -215,7 +215,7 @@ class RowText : public CpuText {
     emit(never, 1, false);
   }
 
-  // Before a block of rows.
+  // Initialises the column sums of a block of rows.
   void clear_columns() {
     for (int id : columns_) {
       const std::string clear =
@@ -226,12 +226,12 @@ class RowText : public CpuText {
     }
   }
 
-  // The second launch.
+  // The second launch: totals, then columns.
   void finish() {
     text_ = "(char* const* a, long, long) {\n";
     begin();
     for (int id : totals_) fold_all(id, std::to_string(rows_));
-    std::vector<int> places;  // Statements of each place in the rows.
+    std::vector<int> places;  // Per-element statements after the folds.
     for (int id : live_) {
       const Statement& s = at(id);
       if (!of(id).after) continue;
@@ -241,7 +241,7 @@ class RowText : public CpuText {
       } else if (s.kind == Statement::Formula) {
         print("const auto v{} = {};\n", id, value(id, 0));
       } else if (store) {
-        store_number(s);
+        store_scalar(s);
       }
     }
     if (!columns_.empty()) finish_columns(places);
@@ -249,7 +249,7 @@ class RowText : public CpuText {
     out_.last = printed();
   }
 
-  // The blocks one after the other.
+  // Adds up the blocks' column sums in order.
   void finish_columns(const std::vector<int>& places) {
     const int64_t blocks = (rows_ + kReduceBlock - 1) / kReduceBlock;
     for (int id : places) {
@@ -277,13 +277,13 @@ class RowText : public CpuText {
   }
 
   const int64_t n_, rows_;
-  const int64_t block_;   // Rows that a pass takes before the next begins.
-  const int64_t padded_;  // The length of a row in the kernel's own memory.
+  const int64_t block_;   // Rows that a pass takes before the next pass begins.
+  const int64_t padded_;  // Length of a row in the kernel's own arrays.
   int deepest_ = 0;
-  bool pipelined_ = false;  // Passes run side by side, each a block behind the one before.
-  std::vector<int> live_, columns_, totals_;  // Statements: what a result depends on; of those.
+  bool pipelined_ = false;  // Passes are interleaved, each a block behind the one before.
+  std::vector<int> live_, columns_, totals_;  // Live statements; of those, FoldRows and Total.
   std::vector<RowPass> passes_;
-  int current_ = 0;  // The pass that is printed.
+  int current_ = 0;  // The pass being printed.
 
  private:
   void make_passes() {
@@ -292,13 +292,13 @@ class RowText : public CpuText {
     passes_ = row_passes(p_, states_, deepest_, [&](int id) { return keeps(id); });
   }
 
-  // Passes side by side have as many rows in use as there are passes between the first that loads
-  // one and the last: without polynomials, which are what waits for memory else, these have to stay
-  // in the first level, beside weights and columns. (A layer norm: up to 1,536 elements 1.4 times
-  // as fast; with 2,048 it would take 1.3 times as long, its backward from 1,024 on.) Cores that
-  // ask ahead into the first level also lose by it where they read two streams: a layer norm's
-  // backward takes 1.4 times as long, softmax's 1.25, in rows of 128 to 2,048.
-  bool gains_side_by_side() const {
+  // Whether interleaving the passes pays. A row stays in use from the first pass that loads it to
+  // the last. Without polynomials, which would otherwise wait for memory, these rows have to stay
+  // in L1 beside weights and columns (a layer norm: up to 1,536 elements 1.4 times as fast; with
+  // 2,048 it would take 1.3 times as long, its backward from 1,024 on). Cores that prefetch into L1
+  // also lose by it with two input streams: a layer norm's backward takes 1.4 times as long,
+  // softmax's 1.25, in rows of 128 to 2,048.
+  bool pipelining_pays() const {
     int64_t streams_in = 0;
     const int64_t bytes = in_use([&](int w, bool moves) {
       const auto loads = [&](const RowPass& pass) { return loads_from(pass, w); };
@@ -306,17 +306,17 @@ class RowText : public CpuText {
       return std::find_if(passes_.rbegin(), passes_.rend(), loads).base() -
              std::ranges::find_if(passes_, loads);
     });
-    // Where a vector takes several registers the sums of two passes over several streams would
+    // Where a vector takes several registers, the sums of two passes over several streams would
     // spill.
     constexpr bool whole = BRRR_VX_BYTES == 64;
     if ((prefetch_level() == 1 || !whole) && streams_in > 1) return false;
     const auto is_polynomial = [&](int id) { return at(id).cost > 0; };
-    return bytes <= kRowsInUse || std::ranges::any_of(passes_, [&](const RowPass& pass) {
+    return bytes <= kPipelineL1Bytes || std::ranges::any_of(passes_, [&](const RowPass& pass) {
              return std::ranges::any_of(pass.list, is_polynomial);
            });
   }
 
-  // Bytes of columns, of what all rows share and of streams, `blocks(w, moves)` of each of these.
+  // Bytes of columns, of operands that all rows share, and of `blocks(w, moves)` blocks per stream.
   template <class F> int64_t in_use(const F& blocks) const {
     int64_t bytes = 0;
     for (int id : columns_) bytes += n_ * static_cast<int64_t>(itemsize(at(id).type));
@@ -332,7 +332,7 @@ class RowText : public CpuText {
 
   std::vector<RowState> states_;
   int64_t kept_bytes_ = 0;
-  std::vector<std::pair<int, int64_t>> scratch_of_;  // Statements and places in scratch memory.
+  std::vector<std::pair<int, int64_t>> scratch_of_;  // Statements, offsets in scratch memory.
 };
 
 }  // namespace brrr::program

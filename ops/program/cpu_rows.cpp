@@ -1,8 +1,8 @@
-// The CPU's kernel of a program with a row. A few rows at a time, pass by pass: each pass walks all
-// of them and ends in numbers of each row, which are then computed with a row a lane; the last pass
-// stores elements. Where rows stream from memory the passes run side by side. A row's fold is in
-// the order of ops/kinds/reduction.h ("rows"), that over the rows in blocks of 64 ("columns"), so
-// that bits are those of eager kernels.
+// The CPU's kernel of a program with rows. It takes a few rows at a time, pass by pass: each pass
+// walks all of them and ends in scalars per row, from which further per-row scalars are computed
+// with one row per lane; the last pass stores elements. Where rows stream from memory the passes
+// are interleaved. A row's fold is in the order of ops/kinds/reduction.h ("rows"), one over the
+// rows in blocks of 64 ("columns"), so that the bits are those of eager kernels.
 #include "ops/program/cpu_row_text.h"
 
 namespace brrr::program {
@@ -21,7 +21,7 @@ class RowWalk : public RowText {
     out_.grain = std::max<int64_t>(1, kGrain / (unit * n_));
     text_ = "(char* const* a, long begin, long end) {\n";
     begin();
-    store_for_all();
+    store_uniform();
     arrays();
     pipelined_ ? pipeline(unit) : pass_by_pass(unit);
     end_body();
@@ -41,40 +41,40 @@ class RowWalk : public RowText {
                  : fmt::format("for (long r0 = k * {}; r0 < last; r0 += {}) {{\n", unit, block_);
     print("const int rows = last - r0 < {0} ? (int)(last - r0) : {0};\n", block_);
     for (int d = 0; d <= deepest_; ++d) {
-      numbers(d);
+      row_scalars(d);
       if (walks(d) || !passes_[static_cast<size_t>(d)].picks.empty()) pass(d);
     }
-    store_row_numbers();
+    store_row_scalars();
     text_ += "}\n}\n";
   }
 
   // --- the beginning -----------------------------------------------------------------------------
 
-  // Numbers that depend on no row.
-  void store_for_all() {
+  // Scalars that depend on no row.
+  void store_uniform() {
     for (int id : live_) {
       const Statement& s = at(id);
-      if (s.kind != Statement::Store || !is_for_all(s) || of(id).after) continue;
+      if (s.kind != Statement::Store || !is_uniform(s) || of(id).after) continue;
       text_ += "if (begin == 0) ";
-      store_number(s);
+      store_scalar(s);
     }
   }
-  bool is_for_all(const Statement& s) const { return !window(s).varies(ndim_); }
-  // Of each row a number, and what later passes load again; in a pipeline those of all blocks that
-  // are on their way.
+  bool is_uniform(const Statement& s) const { return !window(s).varies(ndim_); }
+  // Arrays of per-row scalars and of values that later passes load again; in a pipeline, those of
+  // all blocks under way.
   void arrays() {
     for (int id : live_) {
       const std::string type = element(id);
       const char* all = pipelined_ ? "all_" : "";
       if (at(id).varies == Statement::WithRow) {
-        print("alignas(64) {} {}w{}[{}] = {{}};\n", type, all, id, 16 * blocks_of_numbers());
+        print("alignas(64) {} {}w{}[{}] = {{}};\n", type, all, id, 16 * scalar_blocks());
       }
       if (of(id).kept) {
         print("alignas(64) {} {}k{}[{}];\n", type, all, id, blocks_kept(id) * block_ * padded_);
       }
     }
   }
-  // --- numbers of rows ---------------------------------------------------------------------------
+  // --- scalars of rows ---------------------------------------------------------------------------
 
   bool is_dense(const Window& w) const {
     int64_t next = 1;
@@ -85,8 +85,8 @@ class RowWalk : public RowText {
     return !w.index;
   }
 
-  // Those of depth d that are no folds, a row a lane.
-  void numbers(int d) {
+  // Those of depth d that are not folds, one row per lane.
+  void row_scalars(int d) {
     std::vector<int> list;
     std::set<int> given;
     for (int id : live_) {
@@ -103,52 +103,52 @@ class RowWalk : public RowText {
     if (list.empty()) return;
     text_ += "{\n";
     for (int id : given) {
-      print("const auto v{} = {};\n", id, numbers_of(id));
+      print("const auto v{} = {};\n", id, scalars_of(id));
     }
     for (int id : list) {
-      scattered(id);
-      print("const auto v{} = {};\n", id, number_of_row(id));
+      gather(id);
+      print("const auto v{} = {};\n", id, row_scalar(id));
       print("store(w{}, {});\n", id, to_memory(at(id).type, name(id, 0)));
     }
     text_ += "}\n";
   }
-  // Those that are there already.
-  std::string numbers_of(int id) const {
+  // Those that are computed already.
+  std::string scalars_of(int id) const {
     return from_memory(at(id).type, fmt::format("load(w{})", id));
   }
-  std::string number_of_row(int id) const {
+  std::string row_scalar(int id) const {
     const Statement& s = at(id);
     if (s.kind == Statement::Counts) {
       return fmt::format("ne(load_n(o{} + r0, rows), splat({}))", s.which, ignored(s));
     }
     if (s.kind == Statement::Load) {
       const Window& w = window(s);
-      if (!is_dense(w)) return numbers_of(id);
+      if (!is_dense(w)) return scalars_of(id);
       return from_memory(w.dtype, fmt::format("load_n(o{} + r0, rows)", s.which));
     }
     return value(id, 0);
   }
-  // Numbers that do not lie one after the other are gathered first.
-  void scattered(int id) {
+  // Scalars that are not contiguous are gathered first.
+  void gather(int id) {
     const Statement& s = at(id);
     if (s.kind != Statement::Load || is_dense(window(s))) return;
     text_ += "for (long r = 0; r < rows; ++r) {\nconst long q = r0 + r;\n";
     row_pointers("q", {s.which});
     print("w{}[r] = {}[0];\n}}\n", id, to_memory(s.type, load(s, 0, false)));
   }
-  void store_row_numbers() {
+  void store_row_scalars() {
     for (int id : live_) {
       const Statement& s = at(id);
       const bool total = s.kind == Statement::Total;
-      const bool number = s.kind == Statement::Store && !is_element_store(p_, s, of(id)) &&
-                          !is_for_all(s) && !of(s.args[0]).after;
-      if (!total && !number) continue;
+      const bool scalar = s.kind == Statement::Store && !is_element_store(p_, s, of(id)) &&
+                          !is_uniform(s) && !of(s.args[0]).after;
+      if (!total && !scalar) continue;
       const int arg = s.args[0];
-      const std::string v = at(arg).varies == Statement::WithRow ? numbers_of(arg) : name(arg, 0);
+      const std::string v = at(arg).varies == Statement::WithRow ? scalars_of(arg) : name(arg, 0);
       if (total) {
         print("store_n(s{} + r0, {}, rows);\n", id, v);
       } else {
-        store_numbers(s, fmt::format("o{} + r0", s.which), v, "rows");
+        store_scalars(s, fmt::format("o{} + r0", s.which), v, "rows");
       }
     }
   }
@@ -172,16 +172,16 @@ class RowWalk : public RowText {
     }
     text_ += "}\n";
   }
-  // Rows to come are asked for: a pass over what a cache holds would leave memory idle, and the
-  // hardware does not look beyond a page. Twice, because some come too early for the first level
-  // and others too late. In a pipeline by the pass that reads them first, so many bytes ahead;
-  // else the next block, not in the last of many passes, whose stores keep memory busy; but where
-  // there is room for two by the last one, the block after the next, which loads and stores then
-  // come in turns for (a layer norm of a sum 6.2 to 5.4 ms for 64 MB, its backward 4.8 to 4.5).
-  // Near by where the machine wants that (cpu_text.h).
+  // Prefetch the rows to come: a pass over cached rows would leave memory idle, and the hardware
+  // prefetcher does not cross a page. More than once, as some lines come too early for L1 and
+  // others too late: a pipeline in the pass that reads a window first, at two distances in bytes;
+  // other walks the next block, but not in the last of many passes, whose stores keep memory busy.
+  // Where L1 has room for two more blocks, only the last pass does, for the block after the next,
+  // so that loads and stores alternate (a layer norm of a sum 6.2 to 5.4 ms for 64 MB, its backward
+  // 4.8 to 4.5). At a near distance where the machine prefers that (cpu_text.h).
   void at_body(int unroll) override {
-    const bool far = asks_far();
-    const bool asks =
+    const bool far = prefetches_far();
+    const bool prefetches =
         streaming_ && (far ? current_ == deepest_ : current_ <= std::max(1, deepest_ - 1));
     for (int w = 0; w < windows(); ++w) {
       const Window& x = window(w);
@@ -190,15 +190,15 @@ class RowWalk : public RowText {
       for (int d = 0; d + 2 < ndim_; ++d) dense &= x.stride[d] == x.stride[d + 1] * size_[d + 1];
       if (!dense) continue;
       const int level = block_ * n_ * x.item() > (8 << 10) ? 2 : prefetch_level();
-      const int64_t ahead = asks_near() ? kAhead / 8 / x.item() : (far ? 2 : 1) * block_ * n_;
-      if (!pipelined_ && asks) ask(w, level, ahead, unroll);
+      const int64_t ahead = prefers_near() ? kAhead / 8 / x.item() : (far ? 2 : 1) * block_ * n_;
+      if (!pipelined_ && prefetches) prefetch(w, level, ahead, unroll);
       if (!pipelined_ || first_pass(w) != current_) continue;
-      ask(w, 2, ahead_of_one_stream().second / x.item(), unroll);
-      ask(w, level, ahead_of_one_stream().used / x.item(), unroll);
+      prefetch(w, 2, one_stream_distance().second / x.item(), unroll);
+      prefetch(w, level, one_stream_distance().used / x.item(), unroll);
     }
   }
-  // The lines of a body so many elements ahead.
-  void ask(int w, int level, int64_t ahead, int unroll) {
+  // Prefetches what a body loads, `ahead` elements ahead.
+  void prefetch(int w, int level, int64_t ahead, int unroll) {
     const Window& x = window(w);
     const int64_t row = x.stride[ndim_ - 2], to = ahead / n_ * row + ahead % n_;
     for (int64_t at = 0; at < 16 * unroll; at += 64 / x.item()) {
@@ -211,7 +211,7 @@ class RowWalk : public RowText {
     return static_cast<int>(std::ranges::find_if(passes_, loads) - passes_.begin());
   }
 
-  // All folds in one walk over the row: chunks of kReduceChunk, in each four accumulators.
+  // All folds in one walk over the row: chunks of kReduceChunk, four accumulators in each.
   void fold(const std::vector<int>& list, const std::vector<int>& folds) {
     const int64_t chunks = (n_ + kReduceChunk - 1) / kReduceChunk;
     if (chunks > 1) {
@@ -239,11 +239,11 @@ class RowWalk : public RowText {
 
   // --- passes over several blocks at a time ------------------------------------------------------
 
-  int blocks_of_numbers() const { return pipelined_ ? deepest_ + 1 : 1; }
+  int scalar_blocks() const { return pipelined_ ? deepest_ + 1 : 1; }
 
-  // The passes go over the same elements of different blocks: while one reads what comes from
-  // memory another computes and a third one stores, so that neither memory nor any unit waits for
-  // a pass to end. In turn t pass d is at block t - d.
+  // The passes run over the same elements of different blocks: while one loads from memory, another
+  // computes and a third stores, so that neither memory nor any execution unit waits for a pass to
+  // end. In turn t pass d is at block t - d.
   void pipeline(int64_t unit) {
     print(
         "const long first = begin * {0}, last = end * {0} < {1} ? end * {0} : {1};\n"
@@ -252,17 +252,17 @@ class RowWalk : public RowText {
         "return at < first || at >= last ? 0 : last - at < {3} ? (int)(last - at) : {3};\n"
         "}};\n",
         unit, rows_, deepest_, block_);
-    std::string together;
+    std::string all_full;
     for (int d = 0; d <= deepest_; ++d) {
       print("const long at{0} = first + (t - {0}) * {1};\nconst int rows{0} = count(at{0});\n", d,
             block_);
-      together += fmt::format("{}rows{} == {}", d ? " && " : "", d, block_);
+      all_full += fmt::format("{}rows{} == {}", d ? " && " : "", d, block_);
     }
-    print("const bool together = {};\n", together);
+    print("const bool together = {};\n", all_full);
     for (int d = 0; d <= deepest_; ++d) {
       text_ += "{\n";
-      names_of_block(d);
-      numbers(d);
+      block_names(d);
+      row_scalars(d);
       if (d == deepest_ && !columns_.empty()) {
         print("if (rows && r0 % {} == 0) {{\n", kReduceBlock);
         clear_columns();
@@ -284,25 +284,25 @@ class RowWalk : public RowText {
           n_ / 64 * 64, whole, apart);
     for (int d = 0; d <= deepest_; ++d) end_of_row(d);
     print("{}\n}}\n{{\n", scopes);
-    names_of_block(deepest_);
-    store_row_numbers();
+    block_names(deepest_);
+    store_row_scalars();
     text_ += "}\n}\n";
   }
-  // Whether a pass goes over elements.
+  // Whether the pass goes over elements.
   bool walks(int d) const {
     const RowPass& pass = passes_[static_cast<size_t>(d)];
     return !pass.list.empty() || !pass.folds.empty();
   }
 
-  // What a pass calls the rows that it is at, their numbers and what is kept of them.
-  void names_of_block(int d) {
+  // The names in a pass of its block's rows, their scalars and the values kept of them.
+  void block_names(int d) {
     print("const long r0 = at{0};\nconst int rows = rows{0};\n", d);
     if (!columns_.empty()) print("const long k = r0 / {};\n", kReduceBlock);
     const std::string turn = fmt::format("(t + {})", deepest_ - d);
     for (int id : live_) {
       if (at(id).varies == Statement::WithRow) {
         print("{0}* const w{1} = all_w{1} + {2} % {3} * 16;\n", element(id), id, turn,
-              blocks_of_numbers());
+              scalar_blocks());
       }
       if (of(id).kept && of(id).pass <= d) {
         print("{0}* const k{1} = all_k{1} + {2} % {3} * {4};\n", element(id), id, turn,
@@ -310,27 +310,27 @@ class RowWalk : public RowText {
       }
     }
   }
-  // A pass over sixty-four elements of row r, as a function of their place. What it names is in a
-  // scope that stays open, inside those of the passes before it.
+  // A pass over 64 elements of row r, as a lambda of their index. Its names are in a scope that
+  // stays open, nested in those of the passes before it.
   void body(int d) {
     current_ = d;
     const RowPass& pass = passes_[static_cast<size_t>(d)];
     text_ += "{\n";
-    names_of_block(d);
+    block_names(d);
     row_names(pass);
     accumulators(pass.folds);
     print("const auto body{} = [&](long i) __attribute__((always_inline)) {{\n", d);
     fold_body(pass.list, pass.folds);
     text_ += "};\n";
   }
-  // What a pass does behind whole bodies.
+  // What a pass does after whole bodies.
   void end_of_row(int d) {
     current_ = d;
     const RowPass& pass = passes_[static_cast<size_t>(d)];
     const bool rest_of_row = n_ % 64 != 0 && walks(d);
     if (!rest_of_row && pass.folds.empty() && pass.picks.empty()) return;
     print("if (r < rows{}) {{\n", d);
-    names_of_block(d);
+    block_names(d);
     row_names(pass);
     for (int id : pass.picks) pick(id);
     if (rest_of_row) {

@@ -10,8 +10,8 @@
 
 namespace brrr::program {
 
-// A kernel that moves more than this leaves nothing in a cache for the next one, and a store that
-// goes around the caches saves reading the lines it overwrites.
+// A kernel that moves more bytes than this leaves nothing in the caches for the next one, and
+// non-temporal stores save reading the lines that they overwrite.
 constexpr int64_t kStreaming = int64_t{64} << 20;
 
 int prefetch_level() {
@@ -19,13 +19,13 @@ int prefetch_level() {
   return large ? 1 : 2;
 }
 
-bool asks_near() {
+bool prefers_near() {
   static const bool large = sysconf(_SC_LEVEL2_CACHE_SIZE) >= 2 << 20;
   return large && prefetch_level() == 1;
 }
 
-Ahead ahead_of_one_stream() {
-  return asks_near() ? Ahead{3 * kAhead / 8, kAhead / 16} : Ahead{2 * kAhead, kAhead};
+Distance one_stream_distance() {
+  return prefers_near() ? Distance{3 * kAhead / 8, kAhead / 16} : Distance{2 * kAhead, kAhead};
 }
 
 CpuText::CpuText(const Program& p) : Printer(p), ndim_(p.space.ndim), size_(p.space.size) {
@@ -33,14 +33,14 @@ CpuText::CpuText(const Program& p) : Printer(p), ndim_(p.space.ndim), size_(p.sp
   int64_t bytes = 0;
   for (const Window& w : p.windows) bytes += p.bytes_of(w);
   streaming_ = bytes >= kStreaming;
-  // Stores around the caches need whole, aligned cache lines: the rows' distances are checked here,
-  // the addresses when the kernel starts.
+  // Non-temporal stores need whole, aligned cache lines: row strides are checked here, addresses
+  // when the kernel starts.
   for (int w = 0; streaming_ && w < windows(); ++w) {
     const Window& x = window(w);
-    bool around = x.in_memory() && inner_stride(w) == 1 && x.stored && !x.loaded && x.item() >= 4 &&
-                  streams(x);
-    for (int d = 0; d < ndim_ - 1; ++d) around &= x.stride[d] * x.item() % 64 == 0;
-    if (around) around_.insert(w);
+    bool nontemporal = x.in_memory() && inner_stride(w) == 1 && x.stored && !x.loaded &&
+                       x.item() >= 4 && streams(x);
+    for (int d = 0; d < ndim_ - 1; ++d) nontemporal &= x.stride[d] * x.item() % 64 == 0;
+    if (nontemporal) nontemporal_.insert(w);
   }
 }
 
@@ -66,16 +66,16 @@ void CpuText::pointers() {
   for (int w = 0; w < windows(); ++w) {
     if (window(w).touched() && !window(w).in_memory()) print("const long {}{} = 0;\n", origin(), w);
   }
-  if (around_.empty()) return;
+  if (nontemporal_.empty()) return;
   text_ += "const bool around = (0";
-  for (int w : around_) {
+  for (int w : nontemporal_) {
     print(fmt::runtime(ndim_ > 1 ? " | (long)o{}" : " | (long)(p{} + begin)"), w);
   }
   text_ += ") % 64 == 0;\n";
 }
 
 void CpuText::row_pointers(const std::string& r, const std::set<int>& windows, const char* name) {
-  // The row number taken apart into the outer dims, the last of them fastest.
+  // Split the row index into indices of the outer dims, the last of them fastest.
   std::string rest = r;
   for (int d = ndim_ - 2; d > 0; --d) {
     print("const long j{0} = {1} % {2}, rest{0} = {1} / {2};\n", d, rest, size_[d]);
@@ -158,8 +158,8 @@ std::string CpuText::store(const Statement& x, int u, bool tail) {
   if (s > 1)
     return fmt::format("store_strided(p{0} + (i + {1}) * {2}, {3}, {2}l)", w, 16 * u, s, v);
   const std::string to = address(fmt::format("p{}", w), u, tail) + ", " + v;
-  return around_.contains(w) ? fmt::format("around ? store_nt({0}) : store({0})", to)
-                             : fmt::format("store({})", to);
+  return nontemporal_.contains(w) ? fmt::format("around ? store_nt({0}) : store({0})", to)
+                                  : fmt::format("store({})", to);
 }
 
 std::string CpuText::name(int id, int u) const {
@@ -172,7 +172,7 @@ std::string CpuText::value(int id, int u) const {
   const Statement& s = at(id);
   if (s.kind == Statement::Formula) return formula(id, [&](int a) { return name(a, u); });
   if (s.kind == Statement::Constant) return splat(s.type, s.text);
-  // A program's one row has the length that the call gives.
+  // A single row may have any length: the call passes it.
   if (s.kind == Statement::Length)
     return splat(s.type, p_.row == p_.space.numel() ? "length" : std::to_string(p_.row));
   const Number& c = number(s);
@@ -182,7 +182,7 @@ std::string CpuText::value(int id, int u) const {
   return splat(s.type, fmt::format("*(const {}*)a[{}]", spelling(c.dtype).element, k));
 }
 
-// The most values that are in registers at once: loads come first, stores last.
+// The most values that are live in registers at once: loads come first, stores last.
 size_t CpuText::live_vectors(const std::vector<int>& ids) const {
   std::vector<int> last(p_.statements.size());
   for (int id : ids) {
@@ -200,9 +200,9 @@ size_t CpuText::live_vectors(const std::vector<int>& ids) const {
   return most;
 }
 
-// A core looks some 200 operations ahead. Polynomials one after the other fill that with one
-// dependent chain unless enough vectors take each step together: 20 of them took a third of the
-// time with eight vectors that they took with one. The compiler pays for long text: some 5 ms for
+// The out-of-order window is some 200 operations. One polynomial after the other fills it with one
+// dependent chain, unless enough vectors take each step together: 20 polynomials took a third of
+// the time with eight vectors that they took with one. Long text costs compile time: some 5 ms for
 // a polynomial of one vector.
 int CpuText::choose_unroll(const std::vector<int>& ids) const {
   constexpr bool whole = BRRR_VX_BYTES == 64;  // A vector is one register.
@@ -213,14 +213,14 @@ int CpuText::choose_unroll(const std::vector<int>& ids) const {
     lines += at(id).kind == Statement::Formula;
   }
   const size_t polynomials = (cost + 1) / 2;
-  // Where a vector takes several registers there are but sixteen of them: two vectors' polynomials
-  // fill these, and more would spill and take the compiler two or three times as long.
+  // Where a vector takes several registers there are only sixteen: two vectors' polynomials fill
+  // these; more would spill and take the compiler two or three times as long.
   constexpr size_t side_by_side = whole ? 8 : 2;
   if (polynomials > 1) {
     const size_t fits = std::max<size_t>(most_polynomials / polynomials, 1);
     return static_cast<int>(std::min(side_by_side, std::bit_floor(fits)));
   }
-  // A long chain of single instructions waits four cycles for each of them; two start in a cycle.
+  // In a long chain of single instructions each waits four cycles; two can start per cycle.
   const size_t chains = whole && lines >= 10 ? 8 : 4;
   const size_t at_most = polynomials > 0 ? std::min(side_by_side, chains) : chains;
   const size_t most =
@@ -244,16 +244,16 @@ std::string CpuText::line(int id, int u, bool tail) {
   return fmt::format("const auto {} = {}", name(id, u),
                      s.kind == Statement::Load ? load(s, u, tail) : value(id, u));
 }
-void CpuText::store_numbers(const Statement& s, const std::string& place, const std::string& value,
+void CpuText::store_scalars(const Statement& s, const std::string& place, const std::string& value,
                             const std::string& count) {
   print("store_n({}, {}, {});\n", place, to_memory(window(s).dtype, value), count);
 }
-void CpuText::store_number(const Statement& s) {
-  store_numbers(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
+void CpuText::store_scalar(const Statement& s) {
+  store_scalars(s, fmt::format("o{}", s.which), name(s.args[0], 0), "1");
 }
 
-// Lanes have four bytes at least.
-bool CpuText::fits(int id) const {
+// A lane has at least four bytes.
+bool CpuText::fits_register(int id) const {
   return 16 * std::max<size_t>(itemsize(at(id).type), 4) <= BRRR_VX_BYTES;
 }
 std::string CpuText::function(const std::string& text) {
@@ -270,8 +270,8 @@ void CpuText::accumulators(const std::vector<int>& folds) {
     }
   }
 }
-void CpuText::take(const std::vector<int>& ids, const std::vector<int>& folds, int unroll,
-                   bool tail, const std::string& names) {
+void CpuText::accumulate(const std::vector<int>& ids, const std::vector<int>& folds, int unroll,
+                         bool tail, const std::string& names) {
   emit(ids, unroll, tail);
   for (int u = 0; u < unroll; ++u) {
     for (int f : folds) {

@@ -1,6 +1,6 @@
-// The CPU's kernel of a program whose one row is a whole tensor: chunk by chunk, as a row is folded
-// (ops/kinds/reduction.h), the numbers that come of it once all chunks are done. No element depends
-// on them. The length is an argument, so that tensors of all sizes share the text.
+// The CPU's kernel of a program with one row, a whole tensor: it folds chunk by chunk, in the order
+// of a row (ops/kinds/reduction.h), and computes the resulting scalars once all chunks are done. No
+// element depends on them. The length is an argument, so that tensors of all sizes share the text.
 #include "ops/kinds/reduction.h"
 #include "ops/program/cpu_text.h"
 
@@ -13,13 +13,13 @@ class WholeWalk : public CpuText {
   explicit WholeWalk(const Program& p) : CpuText(p) {
     for (int id = 0; id < statements(); ++id) {
       const Statement& s = at(id);
-      const bool number = s.kind == Statement::Store && inner_stride(s) == 0;
+      const bool scalar = s.kind == Statement::Store && inner_stride(s) == 0;
       if (s.kind == Statement::Fold) {
         folds_.push_back(id);
-      } else if (s.varies == Statement::InRow && !number) {
+      } else if (s.varies == Statement::InRow && !scalar) {
         elements_.push_back(id);
-      } else if (s.varies == Statement::WithRow || number) {
-        numbers_.push_back(id);
+      } else if (s.varies == Statement::WithRow || scalar) {
+        scalars_.push_back(id);
       }
     }
   }
@@ -72,7 +72,7 @@ class WholeWalk : public CpuText {
         kReduceChunk);
     accumulators(folds_);
     text_ += "for (; i + 64 <= to; i += 64) {\n";
-    take(elements_, folds_, 4);
+    accumulate(elements_, folds_, 4);
     text_ += "}\n";
     for (int f : folds_) {
       print("{0} r{1}[4] = {{a{1}_0, a{1}_1, a{1}_2, a{1}_3}};\n", carried(f), f);
@@ -80,7 +80,7 @@ class WholeWalk : public CpuText {
     text_ +=
         "for (int k = 0; i < to; i += 16, ++k) {\n"
         "const int n = to - i < 16 ? (int)(to - i) : 16;\n";
-    take(elements_, folds_, 1, true, "r$0[k]");
+    accumulate(elements_, folds_, 1, true, "r$0[k]");
     text_ += "}\n";
     for (int f : folds_) print("s{}[c] = {};\n", f, fold_four(f, fmt::format("r{}[$0]", f)));
     text_ += "}\n";
@@ -88,17 +88,17 @@ class WholeWalk : public CpuText {
 
   void finish() {
     for (int f : folds_) fold_all(f, "chunks");
-    for (int id : numbers_) {
+    for (int id : scalars_) {
       const Statement& s = at(id);
       if (s.kind == Statement::Store)
-        store_number(s);
+        store_scalar(s);
       else
         text_ += line(id, 0, false) + ";\n";
     }
   }
 
-  // Statements, in their order: folds, those of elements, and those of what comes after all.
-  std::vector<int> folds_, elements_, numbers_;
+  // Statements, in order: folds, per-element ones, and those that follow the folds.
+  std::vector<int> folds_, elements_, scalars_;
 };
 
 }  // namespace

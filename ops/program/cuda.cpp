@@ -1,4 +1,4 @@
-// The text of a program's kernel for a GPU.
+// Prints the text of a program's kernel for a GPU.
 #include "ops/program/cuda_rows.h"
 #include "ops/program/printer.h"
 
@@ -20,25 +20,25 @@ class Text : Printer {
 
  private:
   Window::Reach reach(int w) const { return window(w).reach; }
-  bool splat_of_all(int w) const { return reach(w) == Window::Splat; }
+  bool is_splat(int w) const { return reach(w) == Window::Splat; }
   template <class Which, class F> void for_windows(const Which& which, const F& f) {
     for (int w = 0; w < windows(); ++w) {
       if (std::invoke(which, window(w))) f(w);
     }
   }
-  static bool turned(const Window& w) { return w.reach == Window::Turned; }
+  static bool is_turned(const Window& w) { return w.reach == Window::Turned; }
 
   // --- a group -----------------------------------------------------------------------------------
 
-  // What a thread has of a group: `x<w>`, its elements of each window.
+  // `G`: a thread's elements of a group, `x<w>` for each window.
   void group() {
     print("struct G_{} {{\n", name_);
     for (int w = 0; w < windows(); ++w) {
-      if (!window(w).touched() || splat_of_all(w)) continue;
+      if (!window(w).touched() || is_splat(w)) continue;
       std::string type = memory(w);
       if (window(w).in_memory() && (reach(w) == Window::Dense || reach(w) == Window::Row)) {
         type = pack(w);
-      } else if (reach(w) != Window::Held) {  // As many, but they may be more than an access.
+      } else if (reach(w) != Window::Held) {  // As many elements, maybe not one access.
         type = fmt::format("struct {{ {} v[{}]; }}", type, walk_.vector);
       }
       print("{} x{};\n", type, w);
@@ -47,32 +47,32 @@ class Text : Printer {
   }
   std::string pack(int w) const { return fmt::format("Pack<{}, {}>", memory(w), walk_.vector); }
 
-  // The walk's last group may have elements beyond the last one.
+  // The walk's last group may extend beyond the last element.
   bool partial() const { return walk_.vector > 1 && !walk_.in_rows; }
 
   const char* index() const { return walk_.ndim && !walk_.wide ? "unsigned" : "unsigned long"; }
 
-  // `O`: how many bytes into each window an element lies.
+  // `O`: the byte offset of an element in each window.
   void offsets() {
     if (walk_.ndim == 0) return;
     print("struct O_{} {{\n", name_);
     for_windows(&Window::by_strides, [&](int w) { print("long o{};\n", w); });
     print("}};\nBRRR_VX O_{0} offsets_{0}(const A_{0}& p, {1} r) {{\n", name_, index());
-    text_ += take_apart(walk_, index());
+    text_ += unflatten(walk_, index());
     print("O_{} o;\n", name_);
     for_windows(&Window::by_strides,
                 [&](int w) { print("o.o{} = {};\n", w, offset_of(w, walk_.ndim)); });
     text_ += "return o;\n}\n";
   }
 
-  // The element of window w that lies `offset` bytes into it.
+  // The element at byte offset `offset` in window w.
   std::string element(int w, const std::string& offset, const std::string& type) const {
     if (window(w).index) return fmt::format("(long)({})", offset);
     return fmt::format("*({}*)(p.a{} + {})", type, w, offset);
   }
 
-  // One of the two ways between memory and a group.
-  void move(bool store) {
+  // Prints the function that reads a group from memory, or the one that writes it.
+  void transfer(bool store) {
     const int vector = walk_.vector;
     const bool rows = walk_.ndim && walk_.in_rows;
     print("BRRR_VX void {1}_{0}(const A_{0}& p, const {2} e, {3}G_{0}& g) {{\n", name_,
@@ -82,9 +82,9 @@ class Text : Printer {
     // Beyond the end a thread reads its own first element again, and writes nothing.
     const std::string each = unroll + (partial() && store ? "if (e + u < p.n) " : "");
     const std::string at = partial() && !store ? "(e + u < p.n ? e + u : e)" : "(e + u)";
-    std::string whole, single;  // What is dense: as groups, and at the end an element at a time.
+    std::string whole, single;  // Dense windows: as groups, and at the end by elements.
     for (int w = 0; w < windows(); ++w) {
-      if (splat_of_all(w) || !(store ? window(w).stored : window(w).loaded)) continue;
+      if (is_splat(w) || !(store ? window(w).stored : window(w).loaded)) continue;
       const auto one = [&](const std::string& type, const std::string& offset, const char* lane) {
         const std::string place = element(w, offset, type), mine = fmt::format("g.x{}{}", w, lane);
         return (store ? place + " = " + mine : mine + " = " + place) + ";\n";
@@ -113,23 +113,23 @@ class Text : Printer {
     text_ += "}\n";
   }
 
-  // The elements of the window that are the same for all.
+  // Loads of the windows that have one element for all.
   void splats() {
     for_windows(
         [](const Window& w) { return w.loaded && w.reach == Window::Splat; },
         [&](int w) { print("const {} x{} = {};\n", memory(w), w, element(w, "0", memory(w))); });
   }
 
-  // Element u of `group`: from what has been read of it to what will be written.
+  // Computes element u of `group`: from the values read to those to be written.
   void compute(const std::string& group) {
     std::vector<std::string> names;
     const auto named = [&](int id) { return names[static_cast<size_t>(id)]; };
     const auto leaf = [&](const Statement& s) {
       if (s.kind == Statement::Constant) return splat(s.type, s.text);
       if (s.kind == Statement::Number) return splat(s.type, number(p_, s.which));
-      std::string x = splat_of_all(s.which) ? "" : group + ".";
+      std::string x = is_splat(s.which) ? "" : group + ".";
       x += fmt::format("x{}{}", s.which,
-                       splat_of_all(s.which) || reach(s.which) == Window::Held ? "" : ".v[u]");
+                       is_splat(s.which) || reach(s.which) == Window::Held ? "" : ".v[u]");
       const DType t = window(s).dtype;
       return s.kind == Statement::Load
                  ? from_memory(t, fmt::format("load(&{})", x))
@@ -150,11 +150,11 @@ class Text : Printer {
 
   // --- the walks ---------------------------------------------------------------------------------
 
-  // A block's threads have neighbouring groups, so often that each thread has all of its own.
+  // A block's threads take neighbouring groups, in as many rounds as a thread has groups.
   void groups() {
     offsets();
-    move(false);
-    move(true);
+    transfer(false);
+    transfer(true);
     const int vector = walk_.vector, each = walk_.groups(), step = kDeviceThreads * vector;
     const std::string unroll =
         fmt::format("#pragma unroll\nfor (int k = 0; k < {}; ++k) {{\n", each);
@@ -173,37 +173,37 @@ class Text : Printer {
     print("if (e < p.n) write_{}(p, e, g[k]);\n}}\n", name_);
   }
 
-  // A block has a square of the innermost dim and the one that other windows are dense along. These
-  // are read along that one into shared memory, and from there across.
+  // A block takes a square tile of the innermost dim and the one along which Turned windows are
+  // dense. Those are read along that dim into shared memory, and from there transposed.
   void tiles() {
     text_ += kernel_head("BLOCK_KERNEL", name_, "", kDeviceThreads, table_);
-    for_windows(turned, [&](int w) {
+    for_windows(is_turned, [&](int w) {
       print("__shared__ {} tile{}[{}][{}];\n", memory(w), w, kDeviceTile, kDeviceTile + 1);
     });
     find_tile();
     splats();
     print("G_{} g[{}];\n", name_, kDeviceTile / kTileRows);
     tile_loop("across", "other");
-    for_windows(turned, [&](int w) { print("tile{}[other][across] = {};\n", w, in_tile(w)); });
+    for_windows(is_turned, [&](int w) { print("tile{}[other][across] = {};\n", w, in_tile(w)); });
     text_ += "}\n";
     tile_loop("other", "across");
-    for_windows([&](const Window& w) { return w.loaded && w.by_strides() && !turned(w); },
+    for_windows([&](const Window& w) { return w.loaded && w.by_strides() && !is_turned(w); },
                 [&](int w) { print("g[k].x{}.v[0] = {};\n", w, in_tile(w)); });
     text_ += "}\n__syncthreads();\n";
     tile_loop("other", "across");
     text_ += "constexpr int u = 0;\n";
-    for_windows(turned, [&](int w) { print("g[k].x{0}.v[u] = tile{0}[across][other];\n", w); });
+    for_windows(is_turned, [&](int w) { print("g[k].x{0}.v[u] = tile{0}[across][other];\n", w); });
     compute("g[k]");
     for_windows(&Window::stored, [&](int w) { print("{} = g[k].x{}.v[u];\n", in_tile(w), w); });
     text_ += "}\n";
   }
 
-  // Where the block's tile is, and the thread in it: `base<w>` is where its other dims begin.
+  // Locates the block's tile, and the thread in it; `base<w>` is the offset by the other dims.
   void find_tile() {
     const int last = walk_.ndim - 1;
     print("const int across = threadIdx.x % {0}, down = threadIdx.x / {0};\n", kDeviceTile);
     text_ += "unsigned r = block;\n";
-    text_ += take_apart(walk_, "unsigned");
+    text_ += unflatten(walk_, "unsigned");
     print("const long first_t = (long)j{1} * {0}, first_c = (long)j{2} * {0};\n", kDeviceTile,
           walk_.turned, last);
     for_windows(&Window::by_strides, [&](int w) {
@@ -211,7 +211,7 @@ class Text : Printer {
     });
   }
 
-  // For each of the thread's elements, t in the turned dim and c in the innermost one.
+  // Loops over the thread's elements: at t in the turned dim and c in the innermost one.
   void tile_loop(const char* t, const char* c) {
     print("#pragma unroll\nfor (int k = 0; k < {}; ++k) {{\n", kDeviceTile / kTileRows);
     print("const int other = down + {} * k;\n", kTileRows);
@@ -239,8 +239,8 @@ std::string declaration(Word w, const std::vector<Number>& numbers) {
     return fmt::format(fmt::runtime(c.control ? "const {}* c{}" : "{} c{}"),
                        spelling(c.dtype).element, w.which);
   }
-  if (w.kind == Word::Rows) return fmt::format("long {}", RowWalk::numbers[w.which].name);
-  // By kind; those two are left out.
+  if (w.kind == Word::Rows) return fmt::format("long {}", RowWalk::fields[w.which].name);
+  // By Word::Kind; the two empty ones are handled above.
   static constexpr const char* others[] = {
       "char* a{}",   "", "long n",    "long size{}", "long mul{}", "long shift{}",
       "long s{}_{}", "", "char* t{}", "char* fault", "long op"};
@@ -253,7 +253,7 @@ std::string kernel_head(const char* macro, const std::string& name, const char* 
     return fmt::format("{0}({1}{2}, A_{1}, {3}) {{\nconst unsigned block = blockIdx.x;\n", macro,
                        name, suffix, threads);
   }
-  // The argument is copied: what a thread stores might lie there, for all that a compiler knows.
+  // Copy the argument: for all the compiler knows, a store of this thread might overwrite it.
   return fmt::format(
       "{0}({1}{2}, CallTable, {3}) {{\n"
       "int low = 0;\n"
@@ -270,7 +270,7 @@ std::string number(const Program& p, int which) {
   return fmt::format("{}p.c{}", p.numbers[static_cast<size_t>(which)].control ? "*" : "", which);
 }
 
-std::string take_apart(const Walk& walk, const char* type) {
+std::string unflatten(const Walk& walk, const char* type) {
   std::string out;
   for (int d = walk.ndim - 1; d > 0; --d) {
     const std::string count =

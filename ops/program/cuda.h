@@ -1,6 +1,6 @@
 #pragma once
-// A program for a GPU: how its threads share out the elements, the text of the kernel, and the
-// struct that a launch hands over.
+// A program for a GPU: how threads divide the elements, the text of the kernel, and the argument
+// struct of a launch.
 
 #include <fmt/format.h>
 
@@ -11,72 +11,72 @@
 
 namespace brrr::program {
 
-inline constexpr int kDeviceThreads = 256;  ///< Of a block.
-inline constexpr int kDeviceEach = 4;       ///< Elements of a thread, or one larger group.
+inline constexpr int kDeviceThreads = 256;  ///< Per block.
+inline constexpr int kDeviceEach = 4;       ///< Elements per thread, or one larger group.
 inline constexpr int kDeviceTile = 32;      ///< Side of a tile, in elements.
 
-/// A thread has groups of `vector` elements that are neighbours; or blocks have tiles of two dims,
-/// the innermost one and the one along which some operand is dense instead.
+/// A thread takes groups of `vector` neighbouring elements; or blocks take tiles of two dims, the
+/// innermost one and the one along which some operand is dense instead.
 struct Walk {
-  int ndim = 0;          ///< Dims of the walk if any operand is reached by strides, else 0.
+  int ndim = 0;          ///< The space's dims if any operand is reached by strides, else 0.
   int vector = 1;        ///< Elements of a group.
-  bool in_rows = false;  ///< No group goes beyond its row, the innermost dim.
-  bool wide = false;     ///< Element numbers need 64 bits.
-  bool notes = false;    ///< It notes indices that are out of range.
-  int turned = -1;       ///< The dim along which what is Turned is dense; -1: no tiles.
+  bool in_rows = false;  ///< No group crosses the end of its row, the innermost dim.
+  bool wide = false;     ///< Linear indices need 64 bits.
+  bool notes = false;    ///< Reports indices that are out of range.
+  int turned = -1;       ///< The dim along which Turned windows are dense; -1: no tiles.
 
   int groups() const { return vector < kDeviceEach ? kDeviceEach / vector : 1; }
   bool tiled(int d) const { return turned >= 0 && (d == turned || d == ndim - 1); }
-  /// How many parts of a dim the walk numbers: its tiles, or its elements.
+  /// How many parts of a dim the walk counts: its tiles, or its elements.
   int64_t parts(int d, int64_t size) const {
     return tiled(d) ? (size + kDeviceTile - 1) / kDeviceTile : size;
   }
   int64_t blocks(const Space& space) const;  ///< Of the launch.
   int64_t scratch_bytes() const { return 0; }
-  /// What tells the text apart from that of other walks of the same program.
+  /// Distinguishes the text from that of other walks of the same program.
   uint64_t bits() const;
 };
 
-/// The walk; it sets the windows' reaches. Bits do not depend on it.
+/// Plans the walk and sets the windows' reaches. Bits do not depend on it.
 Walk plan_walk(const Space& space, std::span<Window> windows);
 
-/// The launches of a program, in their order. Only the first is there without folds.
+/// The launches of a program, in order. Without folds there is only the first.
 enum class Stage : uint8_t {
-  Elements,  ///< What elements and rows have, and what each walker has of a fold over rows.
-  Columns,   ///< Folds over the rows of each place, and what is made of them.
-  Numbers,   ///< The same of totals.
+  Elements,  ///< Elements and rows, and each walker's part of folds over rows.
+  Columns,   ///< Folds over the rows per place, and what depends on them.
+  Numbers,   ///< The same for totals.
 };
 inline const char* suffix(Stage s) {
   return s == Stage::Elements ? "" : s == Stage::Columns ? "_columns" : "_numbers";
 }
 
-/// The kernel of a stage as text, without the prelude and its argument. A thread reads all its
-/// elements before it writes one. With `table` its argument is a CallTable of those of several
-/// calls, the text of which goes before.
+/// The kernel of a stage as text, without the prelude and its argument struct. A thread reads all
+/// its elements before it writes one. With `table` the argument is a CallTable of several calls,
+/// the text of which goes before.
 std::string cuda_text(const Program& p, const Walk& walk, const std::string& name,
                       Stage stage = Stage::Elements, bool table = false);
-/// The same program with several sets of operands: their arguments, one after the other, and of
-/// each the number of its first block.
+/// The same program with several sets of operands: their arguments, contiguous, and the first block
+/// of each.
 BRRR_DEVICE_STRUCT(CallTable, {
   const char* arguments;
   const long* first;
   long count;
 });
-/// Calls launch(stage, blocks, threads of a block) for what is to be launched.
+/// Calls launch(stage, blocks, threads per block) for each launch.
 template <class F> void each_launch(const Walk& walk, const Space& space, const F& launch) {
   launch(Stage::Elements, walk.blocks(space), kDeviceThreads);
 }
 
-// --- what kernels of all walks spell alike -------------------------------------------------------
+// --- shared by the kernels of all walks ----------------------------------------------------------
 
-/// How a kernel begins: with the argument as `p` and the number of the call's block as `block`.
+/// The head of a kernel: its argument is `p`, the index of the block within its call `block`.
 std::string kernel_head(const char* macro, const std::string& name, const char* suffix, int threads,
                         bool table);
-/// A number of the program.
+/// The expression of a number of the program.
 std::string number(const Program& p, int which);
-/// The number `r` taken apart, the walk's last dim fastest: `j<d>`; of tiled dims, of the tile.
-std::string take_apart(const Walk& walk, const char* type);
-/// How many bytes into window w the element at `j<d>` lies, without those of dim `but`.
+/// Splits the linear index `r` into `j<d>`, the walk's last dim fastest; of tiled dims, the tile's.
+std::string unflatten(const Walk& walk, const char* type);
+/// The byte offset in window w of the element at `j<d>`, without the part of dim `but`.
 std::string offset_of(int w, int ndim, int but = -1);
 
 // --- the kernel's argument -----------------------------------------------------------------------
@@ -88,19 +88,19 @@ struct Divisor {
   explicit Divisor(int64_t count);
 };
 
-/// A word of the argument: all are 64 bits.
+/// A word of the argument; all have 64 bits.
 struct Word {
-  /// Rows: one of RowWalk's numbers, in their order. Scratch: where the parts of a fold over rows
-  /// go. Fault and Op: what device_fault() and fault_op() give.
+  /// Rows: one of RowWalk::fields, in their order. Scratch: where the parts of a fold over rows
+  /// go. Fault and Op: device_fault() and fault_op().
   enum Kind { Address, Number, Numel, Size, Mul, Shift, Stride, Rows, Scratch, Fault, Op } kind;
   int which = 0;  ///< Window, number, dim or fold.
   int dim = 0;    ///< Of a stride.
 };
-/// The word as a member of the kernel's struct.
+/// The word's declaration as a member of the kernel's struct.
 std::string declaration(Word w, const std::vector<Number>& numbers);
 
 /// Calls word(Word, value) for each word, in the order of the struct. Addresses are the windows';
-/// of a number that is read from a control word the value is which.
+/// for a number that is read from a control word the value is the control word's index.
 template <class F>
 void each_word(const Walk& walk, const Space& space, std::span<const Window> windows,
                std::span<const Number> numbers, const F& word) {
@@ -138,10 +138,10 @@ std::string cuda_argument(const Program& p, const W& walk, const std::string& na
   return out + "};\n";
 }
 
-inline constexpr size_t kMostWords = 512;  ///< 4 KB, all that a kernel takes.
-/// Whether a kernel's argument has room for so many windows and numbers over so many dims.
+inline constexpr size_t kMostWords = 512;  ///< 4 KB, the limit of a kernel's argument.
+/// Whether a kernel's argument has room for that many windows and numbers over `ndim` dims.
 inline bool cuda_takes(size_t windows, size_t numbers, int ndim) {
-  // Rows may take one more dim, and words of their own.
+  // A walk over rows may add a dim, and has words of its own.
   const auto n = static_cast<size_t>(ndim) + 1;
   return windows * (1 + n) + numbers + 1 + 3 * n + 24 <= kMostWords;
 }

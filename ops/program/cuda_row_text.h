@@ -1,7 +1,7 @@
 #pragma once
-// How the text of a GPU's kernel over rows spells the values of its statements, one a line, and
-// where a row is; and what it leaves of rows that are folded: numbers, and sums of columns and
-// totals, which kernels of their own finish.
+// The text of a GPU's kernel over rows: the values of its statements, one per line, and the
+// location of a row; and what it stores of folded rows: scalars, column sums and totals, the latter
+// two to be finished by kernels of their own.
 
 #include <algorithm>
 #include <set>
@@ -25,9 +25,9 @@ class DeviceRowText : protected Printer {
     }
   }
 
-  // Elements need their registers no more once a value is made of them.
+  // The elements that a kept value is computed from free their registers.
   static int values_kept(const RowWalk& w) {
-    return w.slots ? (w.room + 16) / (w.slots * w.group() * w.traits.item / 4) : 0;
+    return w.slots ? (w.spare + 16) / (w.slots * w.group() * w.traits.item / 4) : 0;
   }
   const RowState& of(int id) const { return made_.states[static_cast<size_t>(id)]; }
   const RowPass& pass_of(int d) const { return made_.passes[static_cast<size_t>(d)]; }
@@ -41,18 +41,18 @@ class DeviceRowText : protected Printer {
     return at(id).kind == (split() ? Statement::Fold : Statement::Total);
   }
 
-  // An element that a row has once, or element `place` of its elements, in memory.
+  // The address of a window's scalar of the row, or of the row's element `place`.
   std::string address(int w, const std::string& place = "") const {
     const bool varies = last_ > 0 && window(w).varies(last_ + 1);
     return fmt::format("p.a{}{}", w, varies ? fmt::format(" + o{}", w) : "") + along(w, place);
   }
   std::string along(int w, const std::string& place) const {
     if (place.empty() || !inner_stride(w)) return "";
-    // A constant, so that groups lie at constant distances.
+    // A constant, so that groups are at constant distances.
     if (window(w).reach == Window::Row) return fmt::format(" + ({}) * {}", place, window(w).item());
     return fmt::format(" + ({}) * p.s{}_{}", place, w, last_);
   }
-  // The element as a register; where it is part of a group, `own` is its name.
+  // Loads the element to a register; where it is part of a loaded group, `own` is its name.
   std::string loaded(int id, const std::string& place, const std::string& own = "") const {
     const int w = at(id).which;
     if (window(w).index) {
@@ -67,7 +67,7 @@ class DeviceRowText : protected Printer {
   std::string counts(const Statement& s) const {
     return fmt::format("counts{}_{}", s.which, s.text);
   }
-  // Of a statement that is neither a fold nor a store.
+  // The expression of a statement that is neither a fold nor a store.
   std::string value(int id, const std::string& place, const std::string& own) const {
     const Statement& s = at(id);
     if (s.kind == Statement::Number) return splat(s.type, number(p_, s.which));
@@ -79,7 +79,7 @@ class DeviceRowText : protected Printer {
     if (s.kind == Statement::Load) return loaded(id, place, own);
     return formula(id, [&](int a) { return name(a); });
   }
-  // An element of the row, computed where it is.
+  // An element of the row, recomputed at `place`.
   std::string picked(int id, const std::string& place) const {
     if (!in_row(id)) return name(id);
     if (at(id).kind != Statement::Formula) return value(id, place, "");
@@ -91,7 +91,7 @@ class DeviceRowText : protected Printer {
     else
       print("const auto {} = {};\n", named(id), value(id, place, own));
   }
-  // What a row has one of; where no row is left, the one of another row may be written meanwhile.
+  // A per-row value; where no row is left, another walker may be writing the stand-in row's.
   void line_of_row(int id) {
     const Statement& s = at(id);
     if (s.kind != Statement::Load || !window(s.which).in_memory()) return line(id);
@@ -108,8 +108,8 @@ class DeviceRowText : protected Printer {
 
   // --- a row -------------------------------------------------------------------------------------
 
-  // Where it is, `o<w>` bytes into window w, and how many elements it has: none if no row is left,
-  // as others may be writing to the one that stands for it.
+  // Locates the row: byte offset `o<w>` in window w, and its number of elements: 0 if no row is
+  // left, as another walker may be writing the row that stands in for it.
   void find_row(const std::string& row, const std::string& matrix, const char* on = "on",
                 const char* n = "n", const char* o = "o") {
     print("{} r = {};\n", rows_type(), row);
@@ -121,19 +121,19 @@ class DeviceRowText : protected Printer {
     } else {
       print("const {} {} = {} ? p.size{} : 0;\n", length(), n, on, last_);
     }
-    text_ += take_apart({.ndim = last_, .wide = walk_.wide}, rows_type());
+    text_ += unflatten({.ndim = last_, .wide = walk_.wide}, rows_type());
     for (int w = 0; w < windows(); ++w) {
       if (window(w).touched()) print("const long {}{} = {};\n", o, w, offset_of(w, last_));
     }
   }
-  // Division in 64 bits is a function of a hundred instructions.
+  // A 64-bit division is a function of a hundred instructions.
   const char* rows_type() const { return walk_.wide ? "long" : "unsigned"; }
   std::string walkers() const {
     return fmt::format("const {0} walkers = ({0})(p.matrix + p.steps - 1) / ({0})p.steps",
                        rows_type());
   }
   const char* length() const { return walk_.wide ? "long" : "int"; }
-  // The positions that it names, and whether they count.
+  // The ids (positions in the row) that it names, and whether they count.
   void find_ids() {
     std::set<std::string> known;
     for (int id : made_.live) {
@@ -151,16 +151,16 @@ class DeviceRowText : protected Printer {
 
   // --- what is left of rows ----------------------------------------------------------------------
 
-  // Those that depend on no row; where there are totals, once nobody reads what may lie there.
-  void store_numbers(const char* before) {
+  // Of values that depend on no row; with totals, once nothing reads the memory they may overwrite.
+  void store_uniform(const char* before) {
     for (int id : made_.live) {
-      if (is_number_store(id) && is_for_all(id)) text_ += before + stored(id) + ";\n";
+      if (is_scalar_store(id) && is_uniform(id)) text_ += before + stored(id) + ";\n";
     }
   }
-  bool is_number_store(int id) const {
+  bool is_scalar_store(int id) const {
     return at(id).kind == Statement::Store && !of(id).after && inner_stride(at(id)) == 0;
   }
-  bool is_for_all(int id) const {
+  bool is_uniform(int id) const {
     return at(at(id).args[0]).varies == Statement::Never && !window(at(id)).varies(last_);
   }
   std::string stored(int id, const std::string& place = "") const {
@@ -172,7 +172,7 @@ class DeviceRowText : protected Printer {
   size_t place_of(int id) const {
     return static_cast<size_t>(std::ranges::find(columns_, id) - columns_.begin());
   }
-  // What a walker leaves of column `i`.
+  // Where a walker stores its part of column `i`.
   std::string part(int id, const std::string& walker, const std::string& i) const {
     return fmt::format("({}*)p.t{} + ({}) * p.size{} + {}", element(id), place_of(id), walker,
                        last_, i);
@@ -195,9 +195,9 @@ class DeviceRowText : protected Printer {
         "const {} so_far = row > first ? load(to) : {};\nstore(to, {});\n}}\n",
         part(id, "walker", "i + u"), vector(id), init(id), combined(id, "so_far"));
   }
-  void leave_accumulators() {
+  void store_accumulators() {
     text_ += "if (first >= end) return;\n";
-    // Of all pieces but the last one n is the same; what lies behind that one's end nobody reads.
+    // n is the same for all pieces but the last; nothing reads beyond that one's end.
     print(
         "#pragma unroll\nfor (int k = 0; k < {0}; ++k) {{\n"
         "const int i = (k * {1} + lane) * {2};\nif (i >= p.size{3}) continue;\n",
@@ -212,21 +212,21 @@ class DeviceRowText : protected Printer {
     text_ += "}\n";
   }
 
-  // A block has some columns of a matrix and slots for walkers.
+  // A block takes some columns of a matrix, with several slots each for walkers' parts.
   void columns() {
     print(
         "const int slot = threadIdx.x / {2};\n"
         "const unsigned across = (p.size{0} + {2} - 1) / {2}, m = block / across;\n"
         "const long i = (long)(block % across) * {2} + threadIdx.x % {2}, row = m * p.matrix;\n"
         "{1};\nconst bool on = true;\n",
-        last_, walkers(), walk_.across());
+        last_, walkers(), walk_.width());
     find_row("row", "m");
-    // Of all folds what is loaded is under way together.
+    // The loads of all folds are in flight together.
     for (int id : columns_) print("{} {} = {};\n", vector(id), named(id), init(id));
     print(
         "if (i < n) {{\n#pragma unroll {}\n"
         "for (long w = slot; w < (long)walkers; w += {}) {{\n",
-        columns_.size() > 2 ? 4 : 8, walk_.folders());
+        columns_.size() > 2 ? 4 : 8, walk_.col_slots());
     for (int id : columns_) {
       print("const auto next{} = load({});\n", id, part(id, "(long)m * walkers + w", "i"));
     }
@@ -235,7 +235,7 @@ class DeviceRowText : protected Printer {
     }
     text_ += "}\n}\n";
     for (int id : columns_) {
-      print("{0} = down<{1}, {2}>({0}, {3});\n", name(id), walk_.folders(), walk_.across(),
+      print("{0} = down<{1}, {2}>({0}, {3});\n", name(id), walk_.col_slots(), walk_.width(),
             combine(id));
     }
     text_ += "if (slot != 0 || i >= n) return;\n";
@@ -251,7 +251,7 @@ class DeviceRowText : protected Printer {
         line(id, place);
     }
   }
-  // Whether it is made of columns' folds; or an operand of such, an element that all rows share.
+  // Whether it depends on column folds; or is an operand of such: an element that all rows share.
   bool of_column(int id) const {
     const Statement& s = at(id);
     if (s.kind == Statement::Store) return of(id).after && inner_stride(s) != 0;
@@ -263,8 +263,8 @@ class DeviceRowText : protected Printer {
     return false;
   }
 
-  // One block: each total as a row of its own, then what is made of them.
-  void numbers() {
+  // One block: each total as a row of its own, then what depends on them.
+  void totals() {
     for (size_t k = 0; k < totals_.size(); ++k) {
       const int id = totals_[k];
       const std::string& v = named(id);
@@ -277,14 +277,14 @@ class DeviceRowText : protected Printer {
           combine(id));
     }
     text_ += "if (threadIdx.x != 0) return;\n";
-    store_numbers("");
+    store_uniform("");
     after_folds([&](int id) { return of(id).after && !of_column(id) && !is_total(id); }, "");
   }
 
   const DeviceRowPasses made_;
   const RowWalk& walk_;
   const int last_;
-  std::vector<std::string> names_;  // By statement: what it is called in the text.
+  std::vector<std::string> names_;  // By statement: its name in the text.
   std::vector<int> columns_, totals_;
 };
 

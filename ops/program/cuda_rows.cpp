@@ -1,5 +1,5 @@
-// The text of a GPU's kernels for a program with rows, and what they are written in: packs of
-// elements in memory, folds across the lanes of a warp and the warps of a block.
+// Prints the text of a GPU's kernels for a program with rows, and the functions that it calls:
+// packs of elements in memory, folds across the lanes of a warp and the warps of a block.
 #include <map>
 
 #include "ops/program/cuda_row_text.h"
@@ -91,13 +91,13 @@ class RowText : DeviceRowText {
       const bool computed = !of(id).after && at(id).kind != Statement::Store;
       if (computed && at(id).varies == Statement::Never) line(id);
     }
-    stage == Stage::Elements ? rows() : stage == Stage::Columns ? columns() : numbers();
+    stage == Stage::Elements ? rows() : stage == Stage::Columns ? columns() : totals();
     text_ += table_ ? "}\n}\n" : "}\n";
     return printed();
   }
 
  private:
-  // The row of a step: from the walker's first one on, if it is a matter of one dim.
+  // The row of a step: by its distance from the walker's first row, if rows are one dim.
   void find_step() {
     if (columns_.empty()) return find_row("row", fmt::format("r / ({})p.matrix", rows_type()));
     if (!walk_.even) return find_row("on ? row : first", "m");
@@ -112,7 +112,7 @@ class RowText : DeviceRowText {
     print(
         "const int lane = threadIdx.x % {0};\n"
         "const long walker = (long)block * {1} + threadIdx.x / {0};\n",
-        walk_.lanes(), walk_.side());
+        walk_.lanes(), walk_.per_block());
     if (columns_.empty()) {
       find_walker("row", "on", "p.rows");
       one_row();
@@ -127,17 +127,17 @@ class RowText : DeviceRowText {
           rows_type());
       if (walk_.even) find_row("first", "m", "there", "whole", "base");
       for (int id : columns_) accumulators(id);
-      const int rows = rows_ahead();
+      const int rows = preloaded_rows();
       print("for (long next = first; next < {}; next += {}) {{\n",
             shares_warps() ? "first + p.steps" : "end", rows);
-      // Who has no row left reads the first one again, which others have written meanwhile.
-      if (shares_warps() && rows == 1 && stores_elements()) wait_for_lanes();
+      // Lanes without a row read the first one again, which others have stored meanwhile.
+      if (shares_warps() && rows == 1 && stores_elements()) sync_lanes();
       const std::string row = fmt::format(
           "#pragma unroll\nfor (int s = 0; s < {}; ++s) {{\n"
           "const long row = next + s;\nconst bool on = {};\n",
           rows, always_on() ? "true" : "row < end");
       if (rows > 1) {
-        ask(0, walk_.slots, fmt::format("[{}]", rows), [&] {
+        preload(0, walk_.slots, fmt::format("[{}]", rows), [&] {
           text_ += row;
           find_step();
         });
@@ -146,13 +146,13 @@ class RowText : DeviceRowText {
       text_ += row;
       one_row();
       text_ += "}\n}\n";
-      if (walk_.slots) leave_accumulators();
+      if (walk_.slots) store_accumulators();
     }
-    if (totals_.empty()) store_numbers("if (walker == 0 && lane == 0) ");
+    if (totals_.empty()) store_uniform("if (walker == 0 && lane == 0) ");
   }
-  // The one whose rows are read, `name`, and whether it has any, of `all` that have: a warp's first
-  // stands for those that are none, unless they need not go on with the others. Nobody reads what
-  // another warp may be writing.
+  // Declares the walker whose rows are read, `name`, and whether it has any, one of `all`: the
+  // first walker of a warp stands in for those beyond the end, unless they need not go on with it.
+  // Nothing reads what another warp may be writing.
   void find_walker(const char* name, const char* there, const char* all) {
     if (shares_warps()) {
       print(
@@ -160,7 +160,7 @@ class RowText : DeviceRowText {
           "const bool {2} = walker < {1};\nconst long {3} = {2} ? walker : lead;\n",
           walk_.lanes(), all, there, name);
     } else {
-      if (walk_.side() > 1) print("if (walker >= {}) return;\n", all);
+      if (walk_.per_block() > 1) print("if (walker >= {}) return;\n", all);
       print("constexpr bool {} = true;\nconst long {} = walker;\n", there, name);
     }
   }
@@ -181,13 +181,13 @@ class RowText : DeviceRowText {
       }
       pass(d);
     }
-    numbers_of_row();
-    own_.clear();
+    store_row_scalars();
+    held_.clear();
   }
 
-  // Groups that a lane asks for before it takes the first. A thread of a large block has but 64
-  // registers, for the addresses too.
-  int ahead(const RowPass& pass) const {
+  // Groups that a lane loads before it computes the first. A thread of a large block has only 64
+  // registers, addresses included.
+  int groups_ahead(const RowPass& pass) const {
     const int groups = walk_.group() == 1 ? 8 : 4;
     if (walk_.threads() <= kDeviceThreads) return groups;
     if (walk_.traits.item > 4) return 1;
@@ -197,65 +197,65 @@ class RowText : DeviceRowText {
     });
     return std::max(1, groups / std::max(1, static_cast<int>(windows)));
   }
-  // Those that a lane's elements of a row are.
+  // Registers of a lane's elements of a row.
   int registers(int w, int groups) const {
     return (groups * walk_.group() * static_cast<int>(window(w).item()) + 3) / 4;
   }
-  // Rows that are asked for together, where none of them has a fold that waits for its elements.
-  int rows_ahead() const {
+  // Rows that are loaded together, where no fold of a row waits for its elements.
+  int preloaded_rows() const {
     int row = 0;
     for (int id : pass_of(0).list) {
       if (loads_memory(id)) row += registers(at(id).which, walk_.slots);
     }
     return walk_.slots && made_.deepest == 0 && row ? std::clamp(48 / row, 1, 8) : 1;
   }
-  // Several walkers have lanes of a warp, and go on together.
+  // Several walkers share a warp, and go on together.
   bool shares_warps() const { return walk_.lanes() > 1 && walk_.lanes() < 32; }
-  bool always_on() const { return !columns_.empty() && !shares_warps() && rows_ahead() == 1; }
+  bool always_on() const { return !columns_.empty() && !shares_warps() && preloaded_rows() == 1; }
   bool stores_elements() const {
     return std::ranges::any_of(made_.passes.back().list,
                                [&](int id) { return is_element_store(p_, at(id), of(id)); });
   }
-  // Until all of them have what they want of the row's memory.
-  void wait_for_lanes() {
+  // Until all lanes have read what they need of the row's memory.
+  void sync_lanes() {
     if (walk_.lanes() > 1) {
       text_ += walk_.lanes() > 32 ? "__syncthreads();\n" : "__syncwarp();\n";
     }
   }
 
-  // The elements of a pass, one group after the other.
+  // The elements of a pass, group by group.
   void pass(int d) {
     const RowPass& pass = pass_of(d);
     for (int id : pass.picks) line(id);
     for (int f : pass.folds) print("{} {} = {};\n", vector(f), named(f), init(f));
     if (pass.list.empty() && pass.folds.empty()) return;
-    // A lane may overwrite what another one still wants of this row.
+    // A lane may overwrite elements of the row that another one has yet to read.
     const bool stores = d == made_.deepest && stores_elements();
-    if (d > 0) std::erase_if(own_, [&](const auto& own) { return !is_kept(own.first); });
-    if (walk_.slots) ask(d, walk_.slots, "", [] {});
-    if (stores) wait_for_lanes();
-    // Beyond the row's end a lane takes elements again (the first ones, before lanes wait for each
-    // other, or else its own) and leaves nothing of it: ptxas moves what is asked for into
-    // branches. Sums of columns there are stored for nobody. There have to be registers to compute
-    // all groups side by side.
-    const bool crowded = walk_.traits.item > 4 || (walk_.group() == 1 && walk_.room < 64);
+    if (d > 0) std::erase_if(held_, [&](const auto& own) { return !is_kept(own.first); });
+    if (walk_.slots) preload(d, walk_.slots, "", [] {});
+    if (stores) sync_lanes();
+    // Beyond the row's end a lane computes elements again (the row's first ones, if preloaded
+    // before lanes wait for each other, or else its own) and discards the result. There is no
+    // branch: ptxas would move the preloads into it. Column sums there are never stored. There have
+    // to be registers to compute all groups side by side.
+    const bool crowded = walk_.traits.item > 4 || (walk_.group() == 1 && walk_.spare < 64);
     const bool skips =
         crowded || std::ranges::any_of(pass.list, [&](int id) {
           return (at(id).kind == Statement::FoldRows && !(walk_.slots && always_on())) ||
-                 // What another lane may have written; weights nobody writes.
-                 (stores && walk_.slots && loads_memory(id) && !own_.contains(at(id).which) &&
+                 // Another lane may have written it; weights are never written.
+                 (stores && walk_.slots && loads_memory(id) && !held_.contains(at(id).which) &&
                   window(at(id).which).varies(last_)) ||
                  at(id).text.find("checked(") != std::string::npos;
         });
-    // No load goes before a store by itself.
-    const int groups = walk_.slots ? walk_.slots : stores ? ahead(pass) : 0;
+    // The compiler moves no load above a store.
+    const int groups = walk_.slots ? walk_.slots : stores ? groups_ahead(pass) : 0;
     const bool takes_all = groups && !skips;
     const int step = walk_.lanes() * walk_.group();
     if (groups) {
       if (!walk_.slots) {
         print("for ({} begin = lane * {}; begin < n; begin += {}) {{\n", length(), walk_.group(),
               groups * step);
-        ask(d, groups, "", [] {});
+        preload(d, groups, "", [] {});
       }
       each_group(groups);
       if (skips) text_ += "if (i >= n) continue;\n";
@@ -263,8 +263,8 @@ class RowText : DeviceRowText {
         if (takes_all) print("const auto before{} = {};\n", f, name(f));
       }
     } else {
-      print("#pragma unroll {}\nfor ({} i = lane * {}; i < n; i += {}) {{\n", ahead(pass), length(),
-            walk_.group(), step);
+      print("#pragma unroll {}\nfor ({} i = lane * {}; i < n; i += {}) {{\n", groups_ahead(pass),
+            length(), walk_.group(), step);
     }
     group(pass, d, takes_all ? "at" : "i");
     for (int f : pass.folds) {
@@ -276,7 +276,7 @@ class RowText : DeviceRowText {
     }
   }
 
-  // A lane's groups in registers: a row's, or from its element `begin` on.
+  // Loops over a lane's groups in registers: those of a row, or those from element `begin` on.
   void each_group(int groups) {
     const std::string i = walk_.slots
                               ? fmt::format("(k * {} + lane) * {}", walk_.lanes(), walk_.group())
@@ -286,21 +286,21 @@ class RowText : DeviceRowText {
         "const {} i = {}, at = i < n ? i : {};\n",
         groups, length(), i, walk_.slots ? "0" : "begin");
   }
-  // A row's elements that are registers of their own: ask for all of them before any is waited for,
-  // and unconditionally, as what is made of them first would go into the branch as well.
-  // `rows` has as many of each as rows are asked for together, in the loop that `begin` begins.
-  template <class F> void ask(int d, int groups, const std::string& rows, const F& begin) {
+  // Loads a row's elements into registers: all of them before any is waited for, and
+  // unconditionally, as what is computed from them first would go into the branch as well. `rows`
+  // is the array extent for the rows that are loaded together, in the loop that `begin` opens.
+  template <class F> void preload(int d, int groups, const std::string& rows, const F& begin) {
     std::string loads;
     // More of them would leave fewer warps.
-    int room = walk_.threads() > kDeviceThreads ? walk_.room : 32;
-    if (walk_.group() == 1) room = std::min(room, walk_.room - 64);
+    int room = walk_.threads() > kDeviceThreads ? walk_.spare : 32;
+    if (walk_.group() == 1) room = std::min(room, walk_.spare - 64);
     for (int id : pass_of(d).list) {
       const int w = at(id).which;
-      if (!loads_memory(id) || own_.contains(w)) continue;
-      // Rows that are asked for together are as many as there is room for.
+      if (!loads_memory(id) || held_.contains(w)) continue;
+      // preloaded_rows() bounds the rows that are loaded together.
       if (rows.empty() && !is_kept(w) && (room -= registers(w, groups)) < 0) continue;
       print("{} x{}_{}{}[{}][{}];\n", memory(w), w, d, rows, groups, walk_.group());
-      own_[w] = fmt::format("x{}_{}{}[k]", w, d, rows.empty() ? "" : "[s]");
+      held_[w] = fmt::format("x{}_{}{}[k]", w, d, rows.empty() ? "" : "[s]");
       loads += load_group(w, "at");
     }
     if (loads.empty()) return;
@@ -309,13 +309,13 @@ class RowText : DeviceRowText {
     text_ += loads + "}\n";
   }
 
-  // Its elements are read at `place`, and stored at `i` where that is not beyond the end.
+  // Elements are read at `place`, and stored at `i` unless that is beyond the end.
   void group(const RowPass& pass, int d, const std::string& place) {
     for (int id : pass.list) {
       const Statement& s = at(id);
-      if (loads_memory(id) && !own_.contains(s.which)) {
+      if (loads_memory(id) && !held_.contains(s.which)) {
         print("{} x{}[{}];\n", memory(s.which), s.which, walk_.group());
-        own_[s.which] = fmt::format("x{}", s.which);
+        held_[s.which] = fmt::format("x{}", s.which);
         text_ += load_group(s.which, place);
       }
       if (s.kind == Statement::Store) {
@@ -332,7 +332,7 @@ class RowText : DeviceRowText {
       } else if (of(id).kept && of(id).pass < d) {
         names_[static_cast<size_t>(id)] = fmt::format("e{}[k][u]", id);
       } else {
-        line(id, place + " + u", loads_memory(id) ? own_[s.which] + "[u]" : "");
+        line(id, place + " + u", loads_memory(id) ? held_[s.which] + "[u]" : "");
         if (of(id).kept) print("e{0}[k][u] = {1};\n", id, name(id));
       }
     }
@@ -353,27 +353,27 @@ class RowText : DeviceRowText {
   }
   std::string load_group(int w, const std::string& at) {
     return window(w).reach == Window::Row
-               ? fmt::format("take({}, {});\n", own_[w], address(w, at))
-               : fmt::format("take_each({}, {}, p.s{}_{});\n", own_[w], address(w, at), w, last_);
+               ? fmt::format("take({}, {});\n", held_[w], address(w, at))
+               : fmt::format("take_each({}, {}, p.s{}_{});\n", held_[w], address(w, at), w, last_);
   }
 
-  void numbers_of_row() {
+  void store_row_scalars() {
     std::string each;
     for (int id : made_.live) {
-      if (is_number_store(id) && !is_for_all(id)) each += stored(id) + ";\n";
+      if (is_scalar_store(id) && !is_uniform(id)) each += stored(id) + ";\n";
     }
     for (size_t k = 0; k < totals_.size(); ++k) {
       each += fmt::format("store(({}*)p.t{} + row, {});\n", element(totals_[k]),
                           columns_.size() + k, name(split() ? totals_[k] : at(totals_[k]).args[0]));
     }
     if (each.empty()) return;
-    wait_for_lanes();
+    sync_lanes();
     print("if (lane == 0 && on) {{\n{}}}\n", each);
   }
 
   const std::string& name_;
   const bool table_;
-  std::map<int, std::string> own_;  // Windows whose elements are in registers, and which these are.
+  std::map<int, std::string> held_;  // Windows with elements in registers, and their names.
 };
 
 }  // namespace

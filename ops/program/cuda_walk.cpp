@@ -1,4 +1,4 @@
-// How a GPU goes through the elements of a program.
+// Plans how a GPU walks the elements of a program.
 #include "ops/program/cuda.h"
 
 #include <algorithm>
@@ -8,11 +8,11 @@ namespace brrr::program {
 
 namespace {
 
-constexpr int64_t kWidest = 16;              // Bytes of one access.
-constexpr int64_t kStaticShared = 48 << 10;  // Bytes that a block may have without asking.
-constexpr int64_t kWorthTurning = 16;        // Elements of a dim that is walked by tiles.
+constexpr int64_t kMaxAccessBytes = 16;      // Bytes of one access.
+constexpr int64_t kStaticShared = 48 << 10;  // Bytes that a block may have without opting in.
+constexpr int64_t kMinTiledSize = 16;        // Least size of a dim that is walked by tiles.
 
-// How an operand is reached, looking at it alone.
+// How an operand is reached, considered alone.
 Window::Reach reach_of(const Window& o, const Space& space) {
   bool dense = true, splat = !o.stored;
   int64_t step = 1;
@@ -27,7 +27,7 @@ Window::Reach reach_of(const Window& o, const Space& space) {
 // Whether a group of the operand, which is dense along the innermost dim, is one aligned access.
 bool packs(const Window& o, int64_t vector, const Space& space) {
   const int64_t bytes = vector * o.item();
-  bool aligned = bytes <= kWidest && o.address % static_cast<uintptr_t>(bytes) == 0;
+  bool aligned = bytes <= kMaxAccessBytes && o.address % static_cast<uintptr_t>(bytes) == 0;
   for (int d = 0; o.reach != Window::Dense && d < space.ndim - 1; ++d) {
     aligned &= space.size[d] == 1 || o.stride[d] % vector == 0;
   }
@@ -35,31 +35,31 @@ bool packs(const Window& o, int64_t vector, const Space& space) {
 }
 
 // The most elements that are one aligned access of each of the operands for which `which` holds.
-// Unless `row` is 0, rows of that length consist of such groups.
+// Unless `row` is 0, rows of that length consist of whole groups.
 template <class Which>
 int widest(const Space& space, std::span<const Window> all, int64_t row, const Which& which) {
   int64_t largest = 0;
   for (const Window& o : all) {
     if (which(o)) largest = std::max(largest, o.item());
   }
-  for (int64_t v = largest ? kWidest / largest : 1; v > 1; v /= 2) {
+  for (int64_t v = largest ? kMaxAccessBytes / largest : 1; v > 1; v /= 2) {
     const auto fits = [&](const Window& o) { return !which(o) || packs(o, v, space); };
     if (row % v == 0 && std::ranges::all_of(all, fits)) return static_cast<int>(v);
   }
   return 1;
 }
 
-// Goes by tiles where an operand that is read is dense along another dim than the innermost one:
-// neighbouring threads would each read a line of memory for one element.
-bool turn(Walk& walk, const int64_t* size, std::span<Window> all) {
+// Walks by tiles where an operand that is read is dense along a dim other than the innermost one:
+// neighbouring threads would each load a cache line for one element.
+bool plan_tiles(Walk& walk, const int64_t* size, std::span<Window> all) {
   const int last = walk.ndim - 1;
-  if (size[last] < kWorthTurning) return false;
+  if (size[last] < kMinTiledSize) return false;
   int64_t shared = 0;
   for (Window& o : all) {
     const bool walked = o.in_memory() && o.reach == Window::Strided && !o.stored;
     if (!walked || o.stride[last] == 0 || o.stride[last] == 1) continue;
     for (int d = last - 1; d >= 0 && walk.turned < 0; --d) {
-      if (o.stride[d] == 1 && size[d] >= kWorthTurning) walk.turned = d;
+      if (o.stride[d] == 1 && size[d] >= kMinTiledSize) walk.turned = d;
     }
     const int64_t bytes = kDeviceTile * (kDeviceTile + 1) * o.item();
     if (walk.turned < 0 || o.stride[walk.turned] != 1 || shared + bytes > kStaticShared) continue;
@@ -70,7 +70,7 @@ bool turn(Walk& walk, const int64_t* size, std::span<Window> all) {
   for (Window& o : all) {
     if (o.reach == Window::Dense) o.reach = Window::Strided;
   }
-  walk.wide = false;  // Tiles are numbered, not elements.
+  walk.wide = false;  // Tiles are counted, not elements.
   return true;
 }
 
@@ -91,13 +91,13 @@ Walk plan_walk(const Space& space, std::span<Window> all) {
   }
   walk.ndim = space.ndim;
   walk.wide = space.numel() >= int64_t{1} << 31;
-  if (turn(walk, space.size, all)) return walk;
+  if (plan_tiles(walk, space.size, all)) return walk;
   const int last = space.ndim - 1;
   const auto in_row = [&](const Window& o) {
     return dense(o) || (o.in_memory() && o.reach == W::Strided && o.stride[last] == 1);
   };
   walk.vector = widest(space, all, space.size[last], in_row);
-  // Rows that cannot be moved in groups keep neighbouring threads at neighbouring elements, unless
+  // Where rows cannot be moved in groups, neighbouring threads take neighbouring elements, unless
   // more operands gain by groups than lose by them.
   int gain = 0;
   for (const Window& o : all) gain += dense(o) ? 1 : in_row(o) ? -1 : 0;

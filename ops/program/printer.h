@@ -1,5 +1,5 @@
 #pragma once
-// The text of a program's kernel, printed line by line: what all targets name alike.
+// Prints the text of a program's kernel line by line: what all targets share.
 
 #include <utility>
 
@@ -8,7 +8,7 @@
 
 namespace brrr::program {
 
-/// Each line as far in as braces are open there.
+/// Indents each line by the number of braces open there.
 inline std::string indented(const std::string& text) {
   std::string all;
   size_t depth = 0;
@@ -23,7 +23,7 @@ inline std::string indented(const std::string& text) {
   return all;
 }
 
-/// A register of what lies in memory as dtype t, and the way back.
+/// Converts an element in memory of dtype t to a register, and back.
 inline std::string from_memory(DType t, const std::string& x) {
   return fill(spelling(t).load, {x});
 }
@@ -39,15 +39,15 @@ class Printer {
   int statements() const { return static_cast<int>(p_.statements.size()); }
   int windows() const { return static_cast<int>(p_.windows.size()); }
   bool in_row(int id) const { return at(id).varies == Statement::InRow; }
-  /// Of the dim that is walked innermost.
+  /// The stride along the innermost dim, in elements.
   int64_t inner_stride(const Window& w) const { return w.stride[p_.space.ndim - 1]; }
   int64_t inner_stride(int w) const { return inner_stride(window(w)); }
   int64_t inner_stride(const Statement& s) const { return inner_stride(window(s)); }
-  /// The type of a statement's value, of an element of it, and of one of a window.
+  /// Type names: of a statement's value, of one element of it, of a window's element in memory.
   const char* vector(int id) const { return spelling(at(id).type).vector; }
   const char* element(int id) const { return spelling(at(id).type).element; }
   const char* memory(int w) const { return spelling(window(w).dtype).element; }
-  /// The statement's formula of what `value(id)` says of its arguments.
+  /// The statement's formula, its arguments spelled by `value(id)`.
   template <class F> std::string formula(int id, const F& value) const {
     std::vector<std::string> args;
     for (int a : at(id).args) args.push_back(value(a));
@@ -55,10 +55,10 @@ class Printer {
   }
 
   template <class... A> void print(fmt::format_string<A...> text, A&&... args) {
-    // Not format_to(): g++ would compile what {fmt} has compiled in every file that prints.
+    // Not format_to(): every file that prints would instantiate what {fmt} has compiled already.
     text_ += fmt::format(text, std::forward<A>(args)...);
   }
-  /// What has been printed since the last time.
+  /// The text printed since the last call.
   std::string printed() { return indented(std::exchange(text_, {})); }
 
   const Program& p_;

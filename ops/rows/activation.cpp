@@ -21,7 +21,7 @@ const PointwiseOp leaky_relu_row{
 const PointwiseOp elu_row{
     "elu", "x if positive, else alpha * (exp(x) - 1)", kPlain,
     [](auto x, auto alpha) { return m::where(x > 0.0, x, m::expm1(x) * alpha); },
-    // What is not chosen must be finite: second derivatives multiply it by 0.
+    // The branch not selected must be finite: second derivatives multiply it by 0.
     [](auto x, auto alpha, auto, auto g) {
       return m::where(x > 0.0, g, g * alpha * m::exp(m::where(x > 0.0, 0.0, x)));
     }};
@@ -33,7 +33,7 @@ const PointwiseOp gelu_row{"gelu", "x * Phi(x)", kPlain,
                              return g * (m::normal_cdf(x) + x * pdf);
                            }};
 
-// (1 + tanh(u)) / 2 = sigmoid(2u), which costs less and keeps the left tail's relative precision.
+// (1 + tanh(u)) / 2 = sigmoid(2u), which is cheaper and keeps relative precision in the left tail.
 const PointwiseOp gelu_tanh_row{"gelu_tanh", "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))",
                                 kPlain,
                                 [](auto x) {

@@ -1,5 +1,5 @@
 // argmax and argmin: the index of the first extremum along one dim. NaN counts as the extremum, as
-// in PyTorch. The result does not depend on the order of comparison, so none is laid down.
+// in PyTorch. The result does not depend on the order of comparisons, so none is prescribed.
 #include <algorithm>
 #include <vector>
 
@@ -14,7 +14,7 @@ namespace brrr {
 
 namespace {
 
-// Every NaN beats all numbers; of equals the first counts.
+// Every NaN beats every number; among equals the first wins.
 // clang-format off
 BRRR_DEVICE_FUNCTIONS(kBeatsText,
   template <bool max, class T> BRRR_VX bool beats(T a, T b) {
@@ -34,7 +34,7 @@ template <bool kMax, class V> [[gnu::always_inline]] inline vx::b16 better(V a, 
   return m;
 }
 
-// 16 columns from `p`, `lanes` of them real; rows are `stride` apart.
+// 16 columns from `p` on, the first `lanes` of them valid; rows are `stride` apart.
 template <bool kMax, class V>
 void arg_of_columns(const Lane<V>* p, int64_t stride, int64_t n, int lanes, int64_t* out) {
   V top = take<V>(p, lanes);
@@ -49,24 +49,24 @@ void arg_of_columns(const Lane<V>* p, int64_t stride, int64_t n, int lanes, int6
   vx::store_n(reinterpret_cast<long*>(out), at, lanes);
 }
 
-// As sixteen columns; the earliest of their best ones wins.
+// Treats the row as 16 columns; the first of their extrema wins.
 template <bool kMax, class V> int64_t arg_of_row(const Lane<V>* p, int64_t n) {
   int64_t at = 0, i = 1;
-  const auto meet = [&](int64_t j) {
+  const auto consider = [&](int64_t j) {
     if (comes_first<kMax>(p[j], j, p[at], at)) at = j;
   };
   if (n >= 32) {
-    int64_t row[16];  // Of each column's best.
+    int64_t row[16];  // Where each column has its extremum.
     arg_of_columns<kMax, V>(p, 16, n / 16, 16, row);
     at = row[0] * 16;
-    for (int k = 1; k < 16; ++k) meet(row[k] * 16 + k);
+    for (int k = 1; k < 16; ++k) consider(row[k] * 16 + k);
     i = n / 16 * 16;
   }
-  for (; i < n; ++i) meet(i);
+  for (; i < n; ++i) consider(i);
   return at;
 }
 
-// Units of work are an outer index and 16 of the inner ones, of [outer, n, inner].
+// Over [outer, n, inner]; a unit of work is one outer index and 16 inner ones.
 template <bool kMax, class V> void arg_of_lines(const void* data, const Lines& l, int64_t* to) {
   const auto* x = static_cast<const Lane<V>*>(data);
   const int64_t tiles = (l.inner + 15) / 16, work = l.n * std::min<int64_t>(l.inner, 16);
@@ -100,7 +100,7 @@ template <bool kMax> void arg_cpu(OpCall& c) {
 
 // --- on a GPU ------------------------------------------------------------------------------------
 
-// The tensor with a dim moved behind the others.
+// `t` with dim `dim` moved last.
 Tensor with_last(const TensorImpl& t, int dim) {
   IntList sizes = t.size_list(), strides = t.stride_list();
   if (dim < t.ndim) {
@@ -110,19 +110,19 @@ Tensor with_last(const TensorImpl& t, int dim) {
   return memory_view(t, sizes, strides, t.offset);
 }
 
-// Elements of a row that a warp takes. Longer rows are done in chunks, whose winners are rows in
-// turn.
+// Elements of a row that one warp reduces. Longer rows are reduced in chunks, whose winners are the
+// rows of the next pass.
 constexpr int64_t kChunk = 1024;
 
-// [rows, n], dense. `at` are the elements' numbers, where they are not their places in the row. The
-// winners' numbers and, if wanted, values are [rows, chunks].
+// x is [rows, n], dense. `at` holds the elements' original positions, null in the first pass. The
+// winners' positions and values (null in the last pass) are [rows, chunks].
 BRRR_DEVICE_STRUCT(ArgArguments, {
   const char *x, *at;
   char *winner, *value;
   long rows, n, chunks;
 });
 
-// N: the maximum is asked for.
+// N: 1 for the maximum, 0 for the minimum.
 constexpr DeviceKernel arg_rows_kernel{"arg_rows", ArgArgumentsText, 256, {kBeatsText, R"(
 struct Best {
   TC x;
@@ -161,14 +161,14 @@ template <bool kMax> void arg_cuda(OpCall& c) {
   Variant v{.t = x.dtype, .n = kMax};
   ArgArguments a{in.as<char>(), nullptr, nullptr, nullptr, y.numel, x.numel / y.numel, 1};
   std::vector<Tensor> winners;
-  const auto room = [&](DType t) {
+  const auto allocate = [&](DType t) {
     return winners.emplace_back(raw_empty({a.rows, a.chunks}, t, x.device)).impl()->data();
   };
   for (bool last = false; !last; a.n = a.chunks) {
     a.chunks = blocks_for(a.n, kChunk);
     last = a.chunks == 1;
-    a.winner = last ? y.data() : room(kInt64);
-    a.value = last ? nullptr : room(compute);
+    a.winner = last ? y.data() : allocate(kInt64);
+    a.value = last ? nullptr : allocate(compute);
     run_kernel(arg_rows_kernel, v, {blocks_for(a.rows * a.chunks, 8)}, a);
     a.at = a.winner;
     a.x = a.value;
@@ -176,7 +176,7 @@ template <bool kMax> void arg_cuda(OpCall& c) {
   }
 }
 
-// ReductionAttrs with a mask of one bit.
+// Attributes: ReductionAttrs with one bit in the mask.
 void arg_infer(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   const int dim = reduced_dim(c.attrs);

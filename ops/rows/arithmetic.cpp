@@ -6,9 +6,10 @@ namespace brrr {
 namespace {
 
 constexpr PointwiseTraits kPlain{};
-constexpr PointwiseTraits kDifference{.no_bool =
-                                          "to invert a mask use logical_not, for where two differ "
-                                          "logical_xor, for numbers to(dtype)"};
+constexpr PointwiseTraits kDifference{
+    .no_bool =
+        "use logical_not to invert a mask, logical_xor for where two "
+        "differ, to(dtype) for arithmetic"};
 constexpr auto kSame = [](auto, auto, auto, auto g) { return g; };
 
 const NumberOp add_row{"add", "a + b", kPlain, [](auto a, auto b) { return a + b; }, kSame, kSame};
@@ -29,7 +30,7 @@ const PointwiseOp div_row{"div",
                           {.lo = 0.5, .hi = 2.0},
                           [](auto a, auto b) { return a / b; },
                           [](auto, auto b, auto, auto g) { return g / b; },
-                          // Not the quotient, which the caller may overwrite, as PyTorch lets them.
+                          // Recomputes a / b: the caller may overwrite the result, as in PyTorch.
                           [](auto a, auto b, auto, auto g) { return -(g * (a / b)) / b; }};
 
 const NumberOp floor_div_row{"floor_div", "floor(a / b); integers by zero give 0", kPlain,
@@ -48,9 +49,9 @@ const NumberOp neg_row{"neg", "-a", kDifference, [](auto a) { return -a; },
 
 constexpr PointwiseTraits kBound{.beyond = Beyond::Saturate};
 
-// What reaches the first of two operands where it is the chosen one; a tie shares the gradient
-// evenly, as PyTorch's. Of a NaN the gradient is one, of an infinity not, nor of an infinite
-// gradient where the operand is not chosen; and so of the gradient's gradient.
+// The gradient of operand a: g where a is chosen, g / 2 at a tie (as in PyTorch), NaN where a is
+// NaN, else 0. where() instead of a product with 0, so that neither an infinite operand nor an
+// infinite g of an operand not chosen gives NaN; the same holds for second derivatives.
 constexpr auto kShare = [](auto chosen, auto tie, auto a, auto g) {
   return m::where(chosen, g, m::where(tie, g * 0.5, m::where(m::isnan(a), a, 0.0)));
 };
@@ -105,7 +106,7 @@ Tensor neg(const Tensor& a) { return call(neg_row, a); }
 Tensor clamp(const Tensor& a, Scalar lo, Scalar hi) {
   return PointwiseCall(clamp_row).add(a).add(lo).add(hi).run();
 }
-// A fraction is a true condition, also where the arithmetic is of integers.
+// Compares floating conditions first: integer arithmetic would truncate a fraction, which is true.
 template <class A, class B> static Tensor choose(const Tensor& c, const A& a, const B& b) {
   const bool fraction = c.defined() && is_floating(c.dtype());
   return PointwiseCall(where_row).add(fraction ? ne(c, 0.0) : c).add(a).add(b).run();
@@ -123,14 +124,14 @@ template <class B> static const Tensor& into(const PointwiseOp& op, const Tensor
   call_into(op, a, b);
   return a;
 }
-// What is overwritten, for a gradient that reads it.
-static Tensor as_it_was(const Tensor& a, const Tensor& differentiated) {
+// The value before it is overwritten: a copy if the gradient of `differentiated` reads it.
+static Tensor old_value(const Tensor& a, const Tensor& differentiated) {
   return grad_enabled() && differentiated.requires_grad() ? a.clone() : a;
 }
 const Tensor& Tensor::add_(const Tensor& o) const { return into(add_row, *this, o); }
 const Tensor& Tensor::sub_(const Tensor& o) const { return into(sub_row, *this, o); }
 static const Tensor& into_keeping(const PointwiseOp& op, const Tensor& a, const Tensor& b) {
-  const Tensor was = as_it_was(a, b);
+  const Tensor was = old_value(a, b);
   PointwiseCall(op).add(was).add(b.impl() == a.impl() ? was : b).run_into({a});
   return a;
 }
@@ -141,7 +142,7 @@ const Tensor& Tensor::sub_(Scalar o) const { return into(sub_row, *this, o); }
 const Tensor& Tensor::mul_(Scalar o) const { return into(mul_row, *this, o); }
 const Tensor& Tensor::div_(Scalar o) const { return into(div_row, *this, o); }
 const Tensor& Tensor::clamp_(Scalar lo, Scalar hi) const {
-  const Tensor was = as_it_was(*this, *this);
+  const Tensor was = old_value(*this, *this);
   PointwiseCall(clamp_row).add(was).add(lo).add(hi).run_into({*this});
   return *this;
 }

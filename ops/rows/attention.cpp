@@ -1,8 +1,8 @@
 // Scaled dot-product attention: the row, its gradient, their decompositions.
 //
 // Rows take q, k, v, a mask and a dropout key (the last two may be absent), all with the leading
-// dims of the result; the mask is bool or of the compute type. The two outputs beside the result
-// are the maximum and sum of each row's softmax; a GPU keeps another number in place of the first.
+// dims of the result; the mask is bool or of the compute type. Two more outputs are the maximum and
+// sum of each row's softmax; a GPU writes another value for the first (attention_tiles.h).
 #include <cmath>
 #include <optional>
 
@@ -24,7 +24,7 @@ constexpr double kInfinity = __builtin_inf();
 constexpr const char* kName = "scaled_dot_product_attention";
 using enum attention::Operand;
 
-// f(head, its number) for all heads, one task each where that pays.
+// Calls f(head, its index) for all heads, in parallel where that pays.
 template <class F>
 void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const F& f) {
   std::optional<DropoutDraw> draw;
@@ -43,7 +43,7 @@ void for_heads(const OpCall& c, DType compute, const AttentionOperands& o, const
   compute == kFloat64 ? run(double{}) : run(float{});
 }
 
-// Matrices of the heads' results.
+// An output as one matrix per head.
 struct HeadsOutput : DenseOutput {
   HeadsOutput(const Tensor& t, DType compute, const AttentionAttrs& attrs)
       : DenseOutput(t, compute),
@@ -90,7 +90,7 @@ void attention_backward_cpu(OpCall& c) {
   dv.finish();
 }
 
-// Copies of what is not rows of the dtype computed in.
+// Copies of operands and results that are not contiguous rows of the compute type.
 int64_t attention_scratch(const OpCall& c) {
   const DType compute = compute_type(c.in[Q]->dtype);
   const auto item = static_cast<int64_t>(itemsize(compute));
@@ -108,7 +108,7 @@ int64_t attention_scratch(const OpCall& c) {
   return bytes;
 }
 
-// Heads are independent; which elements of a dropout mask are theirs depends on their number.
+// Heads are independent, but for their elements of a dropout mask, which depend on their index.
 int attention_cut(const OpCall& c, int operand) {
   const TensorImpl& q = *c.in[Q];
   const bool heads_outside = q.ndim > (c.attrs.as<AttentionAttrs>().by_length ? 3 : 2);
@@ -119,7 +119,7 @@ int attention_cut(const OpCall& c, int operand) {
 
 // --- decompositions ------------------------------------------------------------------------------
 
-// Softmax over the keys that a query may see. A row without any is zeros: its sum is taken as 1.
+// Softmax over the keys that a query may see. Without any, weights are 0: the sum counts as 1.
 struct Weights {
   Tensor p, max, sum, keep;
 
@@ -138,14 +138,14 @@ struct Weights {
     if (in[Key].defined()) keep = dropout_mask_at(in[Key], attrs.dropout, p.sizes(), p.dtype());
   }
   Tensor dropped(const Tensor& t) const { return keep.defined() ? t * keep : t; }
-  /// Of the scores, from the gradient of the result.
+  /// The gradient of the scores, from g, that of the result.
   Tensor gradient(const Tensor* in, const Tensor& g) const {
     const Tensor dp = dropped(matmul(widened(g), widened(in[V]).transpose(-2, -1)));
     return p * (dp - brrr::sum(p * dp, -1, true));
   }
 };
 
-// A result or gradient, [.., heads, length, width], as the row gives it; and back.
+// Converts [.., heads, length, width] to the layout of the row's results and gradients, and back.
 Tensor laid_out(const Tensor& t, const AttentionAttrs& attrs) {
   return attrs.by_length ? t.transpose(-3, -2).contiguous() : t;
 }
@@ -161,7 +161,7 @@ void attention_decompose(OpCall& c, const Tensor* in) {
   c.out[2] = w.sum;
 }
 
-// Made from the operands alone, so that it can be differentiated again.
+// Computed from the operands alone, so that it can be differentiated again.
 void attention_backward_decompose(OpCall& c, const Tensor* in) {
   const auto attrs = c.attrs.as<AttentionAttrs>();
   const Weights w(attrs, in);
@@ -174,7 +174,7 @@ void attention_backward_decompose(OpCall& c, const Tensor* in) {
 
 // --- rows ----------------------------------------------------------------------------------------
 
-// Meta of output k, [.., heads, length, width] as it is laid out.
+// Sets the meta of output k, of sizes [.., heads, length, width], in its layout.
 void set_heads_meta(OpCall& c, int k, IntList sizes) {
   const int n = sizes.size();
   if (c.attrs.as<AttentionAttrs>().by_length) std::swap(sizes[n - 3], sizes[n - 2]);
@@ -201,12 +201,12 @@ void attention_backward_infer(OpCall& c) {
   c.meta[3].sizes[c.in[Q]->ndim - 1] = 1;
 }
 
-// Relative errors of the sums, whose order differs from that of the ops: a few units in the last
-// place times the square root of some thousand terms.
+// Relative errors of the sums, whose order differs from the decompositions': a few units in the
+// last place times the square root of some thousand terms.
 constexpr double kTolerance = 4e-6;
 
-// Pairs of a query and a key that the causal rule allows; each costs two operations an element of q
-// and of v in every product, and `each` in the softmax. (An explicit mask is a matter of values.)
+// Counts pairs of a query and a key that the causal rule allows: two operations per element of q or
+// v in every product, and `each` in the softmax. (What an explicit mask saves depends on values.)
 Work attention_work(const OpCall& c, double q_products, double v_products, double each) {
   const AttentionSizes s(c);
   const auto queries = static_cast<double>(s.queries), keys = static_cast<double>(s.keys);
@@ -249,7 +249,7 @@ void attention_vjp(VjpCall& v) {
                              {in[Q], in[K], in[V], in[Mask], in[Key], out, max, sum, g}, attrs);
     for (int i : {Q, K, V}) v.gin[i] = heads_outside(d[static_cast<size_t>(i)], attrs);
   }
-  // A floating mask's gradient has the size of the scores anyway.
+  // By the decomposition: a floating mask's gradient has the size of the scores anyway.
   if (v.needs(Mask)) v.gin[Mask] = Weights(attrs, in).gradient(in, g);
 }
 

@@ -1,4 +1,4 @@
-// Attention on a GPU, tile by tile as the CPU's kernel does it; the scores never reach memory.
+// Attention on a GPU, tile by tile as on the CPU; the scores never reach global memory.
 #include <algorithm>
 
 #include "ops/rows/attention_kernel.h"
@@ -17,8 +17,8 @@ constexpr DeviceKernel kernel_of(const char* name, const char* text) {
           {vx::kSoftmaxText, kAttentionProducts, kAttentionTiles, text}};
 }
 
-// The sum stays spread over a row's threads until the end: all of them fade it alike. The last
-// queries see the most keys, so they start first.
+// A row's threads keep partial sums until the end, because all of them rescale alike. The last
+// queries see the most keys, so their blocks start first.
 constexpr DeviceKernel forward_kernel = kernel_of("attention", R"(
 BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
   DYNAMIC_SHARED(T, q);
@@ -77,7 +77,7 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
     const int query = mine + row_of(r);
     factor[r] = inverse(sum).v;
     if (query >= p.queries || lane() % kShare != 0) continue;
-    // Less the logarithm of the weights' sum; a query that sees no key has no weights.
+    // Minus the logarithm of the weights' sum; -infinity, and so no weights, without any key.
     f32 more = -state[r].shift;
     if (!kMasked) more = where(eq(sum, f32(0.0f)), f32(-infinity), more - log(sum) * kUnit);
     p.max[(long)head * p.queries + query] = more.v;
@@ -87,7 +87,7 @@ BLOCK_KERNEL(attention, AttentionArguments, 128, kBlocks) {
 }
 )");
 
-// Eight threads for each row of g and out.
+// sum(g * out) per query, by eight threads for each row.
 constexpr int kAlongRows = 16;
 constexpr DeviceKernel along_kernel = kernel_of("attention_along", R"(
 BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
@@ -115,7 +115,7 @@ BLOCK_KERNEL(attention_along, AttentionArguments, 128) {
 )");
 
 constexpr DeviceKernel queries_kernel = kernel_of("attention_dq", R"(
-// What is subtracted from a weight's gradient is what its sum begins with, where nothing scales it.
+// Without dropout nothing scales a weight's gradient: its accumulator can start at -along.
 constexpr bool kAlongFirst = kRowBlocks == 2 && !kDropout;
 BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
   DYNAMIC_SHARED(T, q);
@@ -134,7 +134,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
                                (const T*)p.v.data + of.at[3], tiles, head};
   columns.begin(0, end);
   float more[kOwn], along[kOwn], scale[kOwn];
-  f32 part[kOwn];  // Of a weight: with a mask the sum is not in `more`.
+  f32 part[kOwn];  // 1 / sum: with a mask `more` does not include it.
 #pragma unroll
   for (int r = 0; r < kOwn; ++r) {
     const int query = mine + row_of(r);
@@ -177,7 +177,7 @@ BLOCK_KERNEL(attention_dq, AttentionArguments, 128, kBlocks) {
 }
 )");
 
-// Transposed: the weights' rows are keys.
+// Transposed: rows are keys, columns queries.
 constexpr DeviceKernel keys_kernel = kernel_of("attention_dkv", R"(
 BLOCK_KERNEL(attention_dkv, AttentionArguments, 128, kKeysBlocks) {
   DYNAMIC_SHARED(T, k);
@@ -269,10 +269,10 @@ class DeviceOperands {
     }
   }
 
-  // `row_tiles` are what a block keeps in shared memory beside two tiles of columns. The tiles of
-  // scores and of the results, as many of both, share a thread's registers. Warps are tall where
-  // registers suffice, a block stays below the 99 KB that the smallest GPUs give, and there are
-  // blocks enough even so.
+  // `row_tiles`: the tiles of rows that a block keeps in shared memory beside two tiles of columns,
+  // and the tiles of scores and of results, as many of each, in a thread's registers. Warps are
+  // tall where registers suffice, a block takes no more than the 99 KB of shared memory that the
+  // smallest GPUs have, and there are still enough blocks.
   void run(const DeviceKernel& kernel, int64_t length, int row_tiles) const {
     const AttentionArguments& a = arguments;
     const int width = std::max(32, (std::max(a.width, a.depth) + 31) / 32 * 32);
@@ -280,7 +280,7 @@ class DeviceOperands {
     const bool tall = !single && !a.key && row_tiles * width <= 128 &&
                       o_.heads * blocks_for(length, 128) >= kManyBlocks;
     const int cols = std::min(64, 128 >> (width > 64) >> (single || tall) >> (row_tiles - 1));
-    // Scores that are not products times a positive number are as if there was a mask.
+    // Scores that are not products times a positive factor are treated as masked ones.
     const bool masked = a.mask.data || !(a.unit > 0);
     const AttentionTile tile{width, cols, a.key != nullptr, masked, dtype_ == kFloat16, tall};
     const int64_t row = width * static_cast<int64_t>(itemsize(dtype_)) + 16;
@@ -294,7 +294,7 @@ class DeviceOperands {
   }
 
   using Matrix = AttentionArguments::Matrix;
-  // Where result k is written; it may lie in a wider tensor, at any element.
+  // Where result k is written, which may be anywhere in a wider tensor, so not aligned to packs.
   Matrix result(const OpCall& c, int k, int& packs) const {
     const Tensor t = heads_view(*c.out[k].impl(), o_.attrs);
     const Matrix m = matrix(MatrixInput(t.impl(), dtype_));
@@ -315,7 +315,7 @@ class DeviceOperands {
     for (int d = 0; d < t->ndim - 2; ++d) to.head[d] = t->strides[d];
     return to;
   }
-  // Whether so many elements at a time can be read or written.
+  // Whether `each` elements at a time can be read or written.
   bool in_packs(const Matrix& m, int columns, int64_t each) const {
     const size_t bytes = static_cast<size_t>(each) * itemsize(dtype_);
     const auto whole = [=](int64_t stride) { return stride % each == 0; };

@@ -14,8 +14,8 @@ constexpr int64_t kWide = 256;                 // Columns of queries that are tr
 
 template <class T> using Vec = std::conditional_t<sizeof(T) == 4, vx::f32, vx::f64>;
 
-// `size` in equal parts of at most `most`, but for the last one. (Most are one or two, for which a
-// division would take as long as an eighth of a tile.)
+// The size of the parts if `size` is cut into equal ones (but the last) of at most `most`. One or
+// two parts, the usual case, avoid the division, which takes as long as an eighth of a tile.
 int64_t part_of(int64_t size, int64_t most) {
   if (size <= most) return size;
   if (size <= 2 * most) return (size + 1) / 2;
@@ -23,13 +23,13 @@ int64_t part_of(int64_t size, int64_t most) {
   return (size + parts - 1) / parts;
 }
 
-// How often `part` goes into `size`, which it does at least once.
+// size / part, which is at least 1; avoids the division likewise.
 int64_t times(int64_t size, int64_t part) {
   return size < 2 * part ? 1 : size < 3 * part ? 2 : size / part;
 }
 
-// C (+)= A B for m rows and n columns; only the last register's columns may be less than a
-// register. (Where it is inlined, small heads take a twelfth less: what lies between their tiles.)
+// C (+)= A B for m rows and n columns; only the last register of columns may be partly filled.
+// (Inlining saves a twelfth for small heads: the code between their tiles.)
 template <class T> BRRR_VX void product(tile::Tile<T> t, int64_t m, int64_t n) {
   constexpr int64_t width = tile::kWidthOf<T>;
   if (n == 0) return;
@@ -53,7 +53,7 @@ template <class T> BRRR_VX void product(tile::Tile<T> t, int64_t m, int64_t n) {
   }
 }
 
-// A block of up to kQueries rows transposed: [cols, lanes], zeros beyond the rows.
+// Transposes a block of up to kQueries rows to [cols, lanes], with zeros beyond the rows.
 template <class T>
 void transpose(const T* from, int64_t from_row, int64_t rows, int64_t cols, int64_t lanes, T* to) {
   for (int64_t j = 0; rows < lanes && j < cols; ++j) {
@@ -64,35 +64,35 @@ void transpose(const T* from, int64_t from_row, int64_t rows, int64_t cols, int6
 
 // --- a tile of scores ----------------------------------------------------------------------------
 
-// Queries [row, row + rows) against keys [col, col + cols). Tiles are stored with a key's `lanes`
-// queries side by side: then the softmax of 16 queries goes on in the lanes of one vector.
-struct Place {
+// Queries [row, row + rows) against keys [col, col + cols). Tiles are stored as [cols, lanes], a
+// key's queries contiguous, so that one vector computes the softmax of 16 queries in its lanes.
+struct Tile {
   int64_t row, rows, lanes, col, cols;
 };
 
-// How many of the tile's keys any of the `n` queries from `lane` on may see.
+// How many of the tile's keys any of the `n` queries from `lane` on may attend to.
 template <class T>
-int64_t seen(const AttentionHead<T>& h, const Place& p, int64_t lane, int64_t n = 16) {
+int64_t seen(const AttentionHead<T>& h, const Tile& p, int64_t lane, int64_t n = 16) {
   return h.causal ? std::clamp<int64_t>(p.row + lane + n - p.col, 0, p.cols) : p.cols;
 }
 
-// Under the causal rule so many rows of a product go together: two tiles of a CPU with 512-bit
-// registers. One would compute less of what queries do not see, and takes as long.
-constexpr int64_t kTogether = 16;
+// Rows of a product at a time under the causal rule: two register tiles of a CPU with 512-bit
+// registers. One tile would compute fewer hidden scores but takes as long.
+constexpr int64_t kCausalRows = 16;
 
-// Calls f(key, n, lane) for each n keys that are taken together; queries before `lane` see none of
-// them.
-template <class T, class F> void for_keys(const AttentionHead<T>& h, const Place& p, const F& f) {
-  const int64_t apart = p.row - p.col, group = h.causal ? kTogether : p.cols;
+// Calls f(key, n, lane) for each group of n keys that are multiplied at a time; queries before
+// `lane` see none of them.
+template <class T, class F> void for_keys(const AttentionHead<T>& h, const Tile& p, const F& f) {
+  const int64_t apart = p.row - p.col, group = h.causal ? kCausalRows : p.cols;
   for (int64_t key = 0; key < p.cols; key += group) {
     f(key, std::min(group, p.cols - key), h.causal ? std::max<int64_t>(0, key - apart) : 0);
   }
 }
 
-// Values of a [queries, keys] tensor for a tile, brought from rows to lanes.
-// f(r, n, row): writes what query r has for the tile's first n keys.
+// Transposes a tile of a [queries, keys] tensor from rows to lanes.
+// f(r, n, row) writes the row of query r for the tile's first n keys.
 template <class T, class F>
-const T* spread(const AttentionHead<T>& h, const Place& p, T* to, const F& f) {
+const T* fill_tile(const AttentionHead<T>& h, const Tile& p, T* to, const F& f) {
   constexpr int64_t kStride = kKeys + 32;
   alignas(64) T rows[16 * kStride];
   for (int64_t lane = 0; lane < p.lanes; lane += 16) {
@@ -104,10 +104,10 @@ const T* spread(const AttentionHead<T>& h, const Place& p, T* to, const F& f) {
   return to;
 }
 
-// The mask as a number to add: 0 or -inf where it is bool.
-template <class T> const T* fill_mask(const AttentionHead<T>& h, const Place& p, T* to) {
+// The tile's part of the mask, as terms of the scores: 0 or -inf if it is bool.
+template <class T> const T* fill_mask(const AttentionHead<T>& h, const Tile& p, T* to) {
   using V = Vec<T>;
-  return spread(h, p, to, [&](int64_t r, int64_t n, T* row) {
+  return fill_tile(h, p, to, [&](int64_t r, int64_t n, T* row) {
     const int64_t at = (p.row + r) * h.mask_row + p.col * h.mask_col, step = h.mask_col;
     map_row(n, [&](int64_t j, int lanes) {
       if (h.bias) {
@@ -124,10 +124,10 @@ template <class T> const T* fill_mask(const AttentionHead<T>& h, const Place& p,
   });
 }
 
-// The tile's part of the dropout mask. Philox gives 16 elements at multiples of 16, and a row of
-// the mask begins anywhere.
-template <class T> const T* fill_keep(const AttentionHead<T>& h, const Place& p, T* to) {
-  return spread(h, p, to, [&](int64_t r, int64_t n, T* row) {
+// The tile's part of the dropout mask. Philox generates 16 elements from a multiple of 16 on, while
+// a row of the mask may begin anywhere.
+template <class T> const T* fill_keep(const AttentionHead<T>& h, const Tile& p, T* to) {
+  return fill_tile(h, p, to, [&](int64_t r, int64_t n, T* row) {
     const int64_t at = h.element + (p.row + r) * h.keys + p.col, skip = at % 16;
     for (int64_t j = 0; j < skip + n; j += 16) {
       vx::store(row + j, h.dropout->template mask<Vec<T>>(at - skip + j));
@@ -136,12 +136,12 @@ template <class T> const T* fill_keep(const AttentionHead<T>& h, const Place& p,
   });
 }
 
-// What a tile of scores is modified by.
+// The mask and the dropout mask of a tile of scores.
 template <class T> struct Modifiers {
   alignas(64) T mask_tile[kQueries * kKeys], keep_tile[kQueries * kKeys];
   const T *mask = nullptr, *keep = nullptr;
 
-  void fill(const AttentionHead<T>& h, const Place& p) {
+  void fill(const AttentionHead<T>& h, const Tile& p) {
     if (h.bias || h.allowed) mask = fill_mask(h, p, mask_tile);
     if (h.dropout) keep = fill_keep(h, p, keep_tile);
   }
@@ -149,10 +149,10 @@ template <class T> struct Modifiers {
 
 constexpr vx::i32 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Scores of key j and 16 queries from `lane` on, made from their product; -inf where a query must
-// not look.
+// Scores of key j and 16 queries from `lane` on, from their product; -inf where a query may not
+// attend to the key.
 template <class T>
-BRRR_VX vx::Parts<Vec<T>> score(const AttentionHead<T>& h, const Place& p, int64_t j, int64_t lane,
+BRRR_VX vx::Parts<Vec<T>> score(const AttentionHead<T>& h, const Tile& p, int64_t j, int64_t lane,
                                 Vec<T> product, const T* mask) {
   using V = Vec<T>;
   vx::Parts<V> x = product * vx::splat(h.scale);
@@ -164,10 +164,10 @@ BRRR_VX vx::Parts<Vec<T>> score(const AttentionHead<T>& h, const Place& p, int64
   return x;
 }
 
-// The tile: products of its keys, or values, with the queries q transposed: [cols, width] x [width,
-// lanes]. `room` is for kWide columns, which may be `there` from the tile before if they are all.
+// A tile of products of keys (or values) with the transposed queries (or gradients) q: [cols,
+// width] x [width, lanes]. `room` has kWide transposed columns; `there`: it still has them, if all.
 template <class T>
-void by_pairs(const AttentionHead<T>& h, const Place& p, const RowMatrix<const T>& a,
+void by_pairs(const AttentionHead<T>& h, const Tile& p, const RowMatrix<const T>& a,
               const RowMatrix<const T>& q, int64_t width, T* room, bool there, T* s) {
   for (int64_t from = 0; from == 0 || from < width; from += kWide) {
     const int64_t n = std::min(kWide, width - from);
@@ -184,9 +184,9 @@ void by_pairs(const AttentionHead<T>& h, const Place& p, const RowMatrix<const T
 
 // C (+)= S B, where S is the tile by queries: [rows, cols] x [cols, n].
 template <class T>
-void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<const T>& b,
+void by_queries(const AttentionHead<T>& h, const Tile& p, const T* s, const RowMatrix<const T>& b,
                 const RowMatrix<T>& c, int64_t n, bool add) {
-  const int64_t group = h.causal ? kTogether : p.rows;
+  const int64_t group = h.causal ? kCausalRows : p.rows;
   for (int64_t lane = 0; lane < p.rows; lane += group) {
     const int64_t keys = seen(h, p, lane, group);
     if (!keys && add) continue;
@@ -195,10 +195,10 @@ void by_queries(const AttentionHead<T>& h, const Place& p, const T* s, const Row
   }
 }
 
-// C (+)= S B, where S is the tile by keys: [cols, rows] x [rows, n]. The first `known` rows of C
-// are added to.
+// C (+)= S B, where S is the tile by keys: [cols, rows] x [rows, n]. Adds to the first `known` rows
+// of C and writes the others.
 template <class T>
-void by_keys(const AttentionHead<T>& h, const Place& p, const T* s, const RowMatrix<const T>& b,
+void by_keys(const AttentionHead<T>& h, const Tile& p, const T* s, const RowMatrix<const T>& b,
              const RowMatrix<T>& c, int64_t n, int64_t known) {
   for_keys(h, p, [&](int64_t key, int64_t keys, int64_t lane) {
     const T *a = s + key * p.lanes + lane, *right = b.at(lane);
@@ -220,14 +220,14 @@ template <class T> void clear(const RowMatrix<T>& c, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; ++r) std::fill_n(c.at(r), n, T(0));
 }
 
-// The state of a block of queries' softmax: 16 lanes each.
-template <class T> struct Running { alignas(64) T max[kQueries], sum[kQueries], fade[kQueries]; };
+// The online softmax states of a block of queries.
+template <class T> struct RowStates { alignas(64) T max[kQueries], sum[kQueries], fade[kQueries]; };
 
-// s: products of queries and keys, then weights relative to the maxima so far; `fade` is what
-// brings sums over earlier tiles to these maxima.
+// s: products of queries and keys, which become weights relative to the maxima so far; `fade` is
+// the factor that rescales sums over earlier tiles to these maxima.
 template <class T>
-void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T* s,
-           Running<T>& now) {
+void weigh(const AttentionHead<T>& h, const Tile& p, const Modifiers<T>& by, T* s,
+           RowStates<T>& now) {
   using V = Vec<T>;
   for (int64_t lane = 0; lane < p.lanes; lane += 16) {
     T* column = s + lane;
@@ -254,8 +254,8 @@ void weigh(const AttentionHead<T>& h, const Place& p, const Modifiers<T>& by, T*
 
 // --- backward ------------------------------------------------------------------------------------
 
-// What goes along a query's weights cannot change them: their sum is 1. This is its measure where
-// no tile holds all of a query's weights.
+// sum(g * out) per query, the sum over keys of weight times weight's gradient, which the softmax's
+// gradient subtracts. Needed if no tile holds all of a query's weights.
 template <class T> void along_weights(const AttentionHead<T>& h, const AttentionGradient<T>& d) {
   for (int64_t i = 0; i < h.queries; ++i) {
     const T *g = d.g.at(i), *o = d.out.at(i);
@@ -265,10 +265,10 @@ template <class T> void along_weights(const AttentionHead<T>& h, const Attention
   }
 }
 
-// s: products q k, then the weights that the values took; ds: products g v, then gradients of the
-// products q k.
+// s: products q k, which become the weights that multiplied the values; ds: products g v, which
+// become gradients of the products q k.
 template <class T>
-void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, const Place& p,
+void weigh_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d, const Tile& p,
                     const Modifiers<T>& by, T* s, T* ds) {
   using V = Vec<T>;
   for (int64_t lane = 0; lane < p.lanes; lane += 16) {
@@ -302,7 +302,7 @@ void attention_forward(const AttentionHead<T>& h, RowMatrix<T> out, T* max, T* s
   alignas(64) T s[kQueries * kKeys];
   alignas(64) T room[kQueries * kWide];
   Modifiers<T> by;
-  Running<T> now;
+  RowStates<T> now;
   for (int64_t row = 0; row < h.queries; row += kQueries) {
     const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
     const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
@@ -311,7 +311,7 @@ void attention_forward(const AttentionHead<T>& h, RowMatrix<T> out, T* max, T* s
     std::fill_n(now.sum, kQueries, T(0));
     if (keys == 0) clear(o, rows, h.depth);
     for (int64_t col = 0; col < keys; col += kKeys) {
-      const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
+      const Tile p{row, rows, lanes, col, std::min(kKeys, keys - col)};
       by_pairs(h, p, h.k, h.q, h.width, room, col > 0, s);
       by.fill(h, p);
       weigh(h, p, by, s, now);
@@ -337,11 +337,11 @@ void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d
   if (h.keys > kKeys) along_weights(h, d);
   for (int64_t col = 0; col < h.keys; col += kKeys) {
     const RowMatrix<T> dk{d.dk.at(col), d.dk.row}, dv{d.dv.at(col), d.dv.row};
-    int64_t known = 0;  // Keys of these that have gradients already.
+    int64_t known = 0;  // How many of these keys have gradients already.
     for (int64_t row = h.causal ? col : 0; row < h.queries; row += kQueries) {
       const int64_t rows = std::min(kQueries, h.queries - row), lanes = (rows + 15) / 16 * 16;
       const int64_t keys = h.causal ? std::min(h.keys, row + rows) : h.keys;
-      const Place p{row, rows, lanes, col, std::min(kKeys, keys - col)};
+      const Tile p{row, rows, lanes, col, std::min(kKeys, keys - col)};
       by_pairs(h, p, h.k, h.q, h.width, room, false, s);
       by_pairs(h, p, h.v, d.g, h.depth, room, false, ds);
       by.fill(h, p);

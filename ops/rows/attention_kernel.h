@@ -1,9 +1,9 @@
 #pragma once
-// The kernels of attention. The CPU's: one head at a time. Scores exist for a tile of queries and
-// keys only: the forward pass keeps each row's maximum and sum up to date from tile to tile
-// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), the backward pass
-// makes the weights again from them (Dao et al., "FlashAttention", 2022). Tiles and the order of
-// sums are functions of the shape alone: along keys within a tile, then tile after tile.
+// The kernels of attention. The CPU's kernel processes one head at a time and holds scores for one
+// tile of queries and keys only: the forward pass updates each row's maximum and sum from tile to
+// tile (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), the backward
+// pass recomputes the weights from them (Dao et al., "FlashAttention", 2022). Tiles and the order
+// of sums are functions of the shape alone: along keys within a tile, then tile after tile.
 
 #include <cstdint>
 
@@ -15,7 +15,7 @@
 
 namespace brrr {
 
-/// Inputs of the row attention, then those that the row of its gradient has besides.
+/// Inputs of the attention row, then the additional ones of its gradient's row.
 namespace attention {
 enum Operand { Q, K, V, Mask, Key, Out, Max, Sum, G };
 }
@@ -23,23 +23,23 @@ enum Operand { Q, K, V, Mask, Key, Out, Max, Sum, G };
 struct AttentionAttrs {
   int64_t causal;
   double scale, dropout;  ///< The probability of dropout.
-  /// Results, and gradients of q, k and v, are [.., length, heads, width]: as q lies, so that what
-  /// joins the heads again is a view.
+  /// Results, and gradients of q, k and v, are laid out as [.., length, heads, width], as q is, so
+  /// that merging the heads is a view.
   int64_t by_length;
 };
 
-// What a query may see and the online softmax, for one query in each lane of V.
+// Masks and the online softmax, for one query in each lane of V.
 // clang-format off
 namespace vx {
 BRRR_DEVICE_FUNCTIONS(kSoftmaxText,
   template <class V> BRRR_VX V lowest() { return V{} - infinity; }
-  /* The causal rule: keys that come after the query. */
+  /* The causal rule hides keys after the query. */
   BRRR_VX b16 hidden(i32 query, i32 key) { return lt(query, key); }
-  /* What a mask of bools adds to a score. */
+  /* What a bool mask adds to a score. */
   template <class V> BRRR_VX V mask_term(b16 allowed) { return where(allowed, V{}, lowest<V>()); }
-  /* Passes over NaN, which reaches the results through the sums. */
+  /* Ignores NaN, which reaches the results through the sums. */
   template <class V> BRRR_VX V larger(V a, V b) { return where(lt(a, b), b, a); }
-  /* A maximum to subtract and a sum to divide by; of a query that sees nothing, 0. */
+  /* The maximum to subtract, and 1 / sum; both are 0 for a query that sees no key. */
   template <class V> BRRR_VX V finite_shift(V max) { return where(eq(max, lowest<V>()), V{}, max); }
   template <class V> BRRR_VX V inverse(V sum) { return where(eq(sum, V{}), V{}, 1 / sum); }
   /* The scores seen so far: their maximum, and their weights' sum relative to `shift`. */
@@ -48,7 +48,7 @@ BRRR_DEVICE_FUNCTIONS(kSoftmaxText,
     V sum;
     V shift;
   };
-  /* A tile with scores up to `top` comes: returns the factor for sums over the tiles before. */
+  /* Raises the maximum to `top`, that of all tiles so far; returns the factor for earlier sums. */
   template <class V, class Exp> BRRR_VX V meet(Softmax<V>& s, V top, Exp power) {
     s.shift = finite_shift(top);
     const V fade = power(s.max - s.shift);
@@ -56,7 +56,8 @@ BRRR_DEVICE_FUNCTIONS(kSoftmaxText,
     s.sum = s.sum * fade;
     return fade;
   }
-  /* Of a score, from its weight and the weight's gradient; `along` is their product's sum. */
+  /* The gradient of a score, from its weight and dw, the weight's gradient. `along` is the sum of
+     their products over the query's keys, which equals sum(g * out) over the query's row. */
   template <class V> BRRR_VX V score_gradient(V weight, V dw, V along) {
     return weight * (dw - along);
   }
@@ -64,7 +65,7 @@ BRRR_DEVICE_FUNCTIONS(kSoftmaxText,
 }  // namespace vx
 // clang-format on
 
-/// The rows' kernels for a GPU, and the calls that they serve: not float64, not very wide heads.
+/// The GPU's kernels, and the calls that they serve: not float64, not very wide heads.
 void attention_cuda(OpCall& c);
 void attention_backward_cuda(OpCall& c);
 bool attention_on_cuda(const OpCall& c);
@@ -82,13 +83,12 @@ struct AttentionSizes {
   }
 };
 
-/// The tensor of a call whose results are `by_length`, as [.., heads, length, width]; and back.
+/// Views a result that is laid out `by_length` as [.., heads, length, width], and vice versa.
 inline Tensor heads_view(const TensorImpl& t, const AttentionAttrs& attrs) {
   return swapped(t, t.ndim - 2, attrs.by_length ? t.ndim - 3 : t.ndim - 2);
 }
 
-/// A call's operands as matrices of its heads, of dtype `t`; a mask that is not bool is of t's
-/// compute type.
+/// A call's operands, one matrix per head, in dtype `t`; a floating mask is in t's compute type.
 struct AttentionOperands : AttentionSizes {
   AttentionAttrs attrs;
   MatrixInput q, k, v, mask, g, out;
@@ -118,13 +118,13 @@ template <class T> RowMatrix<const T> matrix_of(const MatrixInput& m, int64_t he
 
 template <class T> struct AttentionHead : AttentionSizes {
   RowMatrix<const T> q, k, v;  ///< [queries, width], [keys, width], [keys, depth]
-  const uint8_t* allowed;      ///< Of each score whether it counts, or
-  const T* bias;               ///< what is added to it, or neither.
+  const uint8_t* allowed;      ///< A bool mask or
+  const T* bias;               ///< a floating one, or both null.
   int64_t mask_row, mask_col;
   bool causal;
   T scale;
   const DropoutDraw* dropout;
-  int64_t element;  ///< Of the dropout mask's elements the head's first.
+  int64_t element;  ///< The head's first element in the dropout mask.
 
   AttentionHead(const AttentionOperands& o, int64_t head, const DropoutDraw* draw)
       : AttentionSizes(o),
@@ -149,7 +149,7 @@ template <class T> struct AttentionGradient {
   RowMatrix<const T> g, out;  ///< [queries, depth]
   const T *max, *sum;
   RowMatrix<T> dq, dk, dv;
-  T* along;  ///< Room for [queries].
+  T* along;  ///< Scratch memory for sum(g * out), [queries].
 };
 template <class T>
 void attention_backward(const AttentionHead<T>& h, const AttentionGradient<T>& d);

@@ -1,20 +1,20 @@
 #pragma once
-// Attention on a GPU: what its kernels are compiled for, and products of a warp's tiles.
+// Attention on a GPU: the kernels' compile-time parameters, and products of a warp's tiles.
 //
-// A block has 4 warps, each with 16 or 32 of the block's rows, and meets tiles of kCols columns
-// that all warps read from shared memory. Forward and dq have queries as rows and keys as columns,
-// dk and dv keys as rows and queries as columns. Float32 multiplies in registers, 4 rows and an
-// eighth of the columns a thread; 16-bit floats by mma. Both are written against one view of a
+// A block has 4 warps, each with 16 or 32 of the block's rows, and iterates over tiles of kCols
+// columns that all warps read from shared memory. In forward and dq, rows are queries and columns
+// keys; in dk and dv, rows are keys and columns queries. Float32 multiplies in registers, 4 rows
+// and an eighth of the columns per thread; 16-bit floats use mma. Both share one mapping of a
 // thread's part of a tile, row_of and col_of. The order of sums is a function of the shape and
 // dtype alone.
 
 namespace brrr {
 
-/// What kernels are compiled for, in Variant::n: the columns that are multiplied at a time and the
-/// width that q, k and v are padded to, a multiple of 32, so that rows of shared memory lie 4 words
-/// apart mod 16. `tall` are warps of 32 rows: what mma takes of a tile of columns is read from
-/// shared memory once for two blocks of rows. In bits() the tile that takes most registers is the
-/// largest, which is the one that every test run compiles.
+/// The kernels' compile-time parameters, in Variant::n: the columns multiplied at a time and the
+/// width that q, k and v are padded to, a multiple of 32, so that the pitch of shared memory is 4
+/// words mod 16. `tall` are warps of 32 rows: mma operands from a tile of columns are then read
+/// from shared memory once for two blocks of rows. The tile that takes most registers has the
+/// largest bits(); it is the one that every test run compiles.
 struct AttentionTile {
   int width, cols;
   bool dropout = false, masked = false, half = false, tall = false;
@@ -23,20 +23,20 @@ struct AttentionTile {
   }
   int rows() const { return tall ? 128 : 64; }                    ///< Of a block: kRows.
   int copied() const { return tall && width <= 64 ? 64 : cols; }  ///< Columns at a time: kTile.
-  int numbers() const { return masked ? 3 : 2; }  ///< Beside each query that is a column: kNumbers.
+  int numbers() const { return masked ? 3 : 2; }  ///< Scalars per query as column: kNumbers.
 };
 
 inline constexpr char kAttentionProducts[] = R"(
 constexpr int kWidth = N >> 8 & 255, kCols = N & 255, kThreads = 128;
 constexpr bool kDropout = N >> 16 & 1, kMasked = N >> 17 & 1, kHalf = N >> 18 & 1;
-constexpr int kRowBlocks = 1 + (N >> 19 & 1);  // Of 16 rows, each warp has so many.
+constexpr int kRowBlocks = 1 + (N >> 19 & 1);  // Blocks of 16 rows per warp.
 constexpr int kWarpRows = 16 * kRowBlocks, kRows = 4 * kWarpRows;
 constexpr bool kMma = sizeof(T) == 2;
 constexpr int kTile = kRowBlocks == 2 && kWidth <= 64 ? 64 : kCols;  // Columns copied at a time.
-constexpr int kStride = kWidth + 16 / (int)sizeof(T);  // Of a row of shared memory.
+constexpr int kStride = kWidth + 16 / (int)sizeof(T);  // Pitch of rows in shared memory.
 
-// Blocks side by side on a multiprocessor, as far as registers allow without some being kept in
-// memory; for capability 10 compilers take more of them.
+// Resident blocks per multiprocessor, as far as registers allow without spills; for compute
+// capability 10 compilers take more registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kSpared = kMma;
 #else
@@ -48,12 +48,12 @@ constexpr int kBlocks = kRowBlocks == 2 ? 2 : kExtras > kMma ? 1 : kExtras ? 3 :
 
 // --- a thread's part of a warp's tile ------------------------------------------------------------
 
-// A warp's rows, n columns.
+// A thread's part of a warp's rows and n columns.
 template <int n> struct Part { float v[kWarpRows * n / 32]; };
-constexpr int kOwn = kMma ? 2 * kRowBlocks : 4;  // Rows that a thread has elements of,
-constexpr int kShare = kMma ? 4 : 8;             // and threads that have elements of one row.
+constexpr int kOwn = kMma ? 2 * kRowBlocks : 4;  // Rows of which a thread has elements,
+constexpr int kShare = kMma ? 4 : 8;             // and threads that share one row.
 constexpr int kOwnCols = kCols / kShare;
-constexpr int kPack = kMma ? 2 : 4;  // Columns side by side of a thread's results,
+constexpr int kPack = kMma ? 2 : 4;  // Adjacent columns of a thread's results,
 constexpr int kPacks = kWidth / kShare / kPack;
 
 BRRR_VX int lane() { return threadIdx.x % 32; }
@@ -70,13 +70,13 @@ BRRR_VX constexpr int pack_at(int r, int q, int e) {
   return kMma ? r / 2 * (kWidth / 2) + q * 4 + r % 2 * 2 + e : (4 * q + e) * 4 + r;
 }
 
-// Of a row's threads together; all get the same bits.
+// The sum over the threads that share a row; all get the same bits.
 BRRR_VX f32 row_sum(f32 x) {
 #pragma unroll
   for (int m = 1; m < kShare; m *= 2) x += shuffle_xor(x.v, m);
   return x;
 }
-// As larger(): not a NaN if there is a number.
+// As larger(): NaN only if both are.
 BRRR_VX f32 top_of(f32 a, float b) { return f32(BRRR_VX_LIBM(fmaxf)(a.v, b)); }
 BRRR_VX f32 row_max(f32 x) {
 #pragma unroll
@@ -90,7 +90,7 @@ BRRR_VX void mma(float* c, const unsigned* a, const unsigned* b) {
   if constexpr (kHalf) mma_f16(c, a, b);
   else mma_bf16(c, a, b);
 }
-// 16 columns of a part of n, for all blocks of rows.
+// 16 columns from `col` on of a part of n columns, for all blocks of rows.
 template <int n> BRRR_VX void mma_rows(Part<n>& c, int col, unsigned (*a)[4], const unsigned* b) {
 #pragma unroll
   for (int t = 0; t < kRowBlocks; ++t) {
@@ -99,7 +99,7 @@ template <int n> BRRR_VX void mma_rows(Part<n>& c, int col, unsigned (*a)[4], co
     mma(to + 4, a[t], b + 2);
   }
 }
-// Two numbers as 16-bit floats, `low` the one at the lower address.
+// Two floats rounded to 16-bit floats, `low` at the lower address.
 BRRR_VX unsigned pair(float low, float high) {
 #ifdef BRRR_EMULATED
   if (kHalf) return f32_to_f16(f32(low)).v | (unsigned)f32_to_f16(f32(high)).v << 16;
@@ -113,7 +113,7 @@ BRRR_VX unsigned pair(float low, float high) {
 }
 BRRR_VX float fused(float a, float b, float c) { return fma(f32(a), f32(b), f32(c)).v; }
 
-// The warp's rows of a tile that stays; where they are `kept` in registers it must have arrived.
+// The warp's rows of a tile that stays; to be `kept` in registers they must have arrived before.
 constexpr bool kKept = kRowBlocks == 2 && kWidth <= 64;
 template <bool kept> struct Rows {
   const T* from;
@@ -132,7 +132,7 @@ template <bool kept> struct Rows {
   }
 };
 
-// s += a b^T: the warp's rows of a, kCols of b.
+// s += a b^T: the warp's rows of a, kCols rows of b.
 template <bool kept> BRRR_VX void multiply(Part<kCols>& s, Rows<kept>& a, const T* b) {
   if constexpr (kMma) {
     b += (lane() % 8 + lane() / 16 * 8) * kStride + lane() / 8 % 2 * 8;
@@ -168,10 +168,10 @@ template <bool kept> BRRR_VX void multiply(Part<kCols>& s, Rows<kept>& a, const 
   }
 }
 
-// Where float32 weights are passed from the threads that made them to those that multiply by them.
+// Pitch of the room where threads pass float32 weights to the threads that multiply by them.
 constexpr int kRoomStride = kCols + 8;
 
-// c += s b: kCols rows of b.
+// c += s b, for kCols rows of b.
 BRRR_VX void accumulate(Part<kWidth>& c, const Part<kCols>& s, const T* b, float* room) {
   if constexpr (kMma) {
     b += lane() % 16 * kStride + lane() / 16 * 8;
@@ -187,7 +187,7 @@ BRRR_VX void accumulate(Part<kWidth>& c, const Part<kCols>& s, const T* b, float
 #pragma unroll
       for (int q = 0; q < kWidth; q += 16) {
         unsigned fb[4];
-        load_matrices_turned(fb, b + k * kStride + q);
+        load_matrices_transposed(fb, b + k * kStride + q);
         mma_rows(c, q, fa, fb);
       }
     }

@@ -1,16 +1,16 @@
 #pragma once
-// Attention on a GPU: the arguments of its kernels, how tiles come from memory and go there, and
-// what becomes of a tile of scores.
+// Attention on a GPU: the kernels' arguments, loads and stores of tiles, and what is done with a
+// tile of scores.
 
 #include "core/device_kernel.h"
 #include "ops/rows/attention_products.h"
 
 namespace brrr {
 
-/// `head` are strides of the leading dims, `sizes` their sizes; all in elements. `max` is not the
-/// row's on a GPU but what is added to scores times log2 e to make logarithms of weights; where
-/// there is a mask, to scores themselves, whose weights are still to be divided by `sum`. `unit` is
-/// scale times log2 e.
+/// `head` are strides of the leading dims, `sizes` their sizes; all in elements. `max` on a GPU is
+/// not the row's maximum but the term that turns scores times log2 e into log2 of the weights; with
+/// a mask it is added to the scores themselves, and weights are still to be divided by `sum`.
+/// `unit` is scale times log2 e.
 BRRR_DEVICE_STRUCT(AttentionArguments, {
   struct Matrix {
     const char* data;
@@ -32,7 +32,7 @@ inline constexpr char kAttentionTiles[] = R"(
 
 using Matrix = AttentionArguments::Matrix;
 
-// Where a head begins in each of some matrices: to divide takes long, so it is done once for all.
+// Where a head begins in each of some matrices; for all at once, because the divisions are slow.
 template <int n> struct Places { long at[n]; };
 template <class... M>
 BRRR_VX Places<sizeof...(M)> places(const AttentionArguments& p, unsigned head, const M&... m) {
@@ -54,7 +54,7 @@ BRRR_VX const E* of_head(const AttentionArguments& p, const Matrix& m, unsigned 
   return (const E*)m.data + places(p, head, m).at[0];
 }
 
-// Elements side by side of a row that has `columns` more, zeros beyond them.
+// Consecutive elements of a row that has `columns` more, zeros beyond them.
 template <int each> BRRR_VX Pack<T, each> elements(const T* p, int columns, bool packed) {
   if (packed) return *(const Pack<T, each>*)p;
   Pack<T, each> x = {};
@@ -65,13 +65,13 @@ template <int each> BRRR_VX Pack<T, each> elements(const T* p, int columns, bool
   return x;
 }
 
-// All that the block's threads have copied is there.
+// Waits until all copies by the block's threads are complete.
 BRRR_VX void arrived() {
   await_copies();
   __syncthreads();
 }
 // Rows [first, first + rows) of a matrix of `end` rows into shared memory, zeros beyond its ends.
-// What is copied in packs is there after arrived().
+// Copies in packs are asynchronous; they are complete after arrived().
 template <int rows>
 BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int end, int columns,
                        bool packed) {
@@ -95,8 +95,8 @@ BRRR_VX void load_tile(T* to, const T* from, const Matrix& m, int first, int end
   }
 }
 
-// Tiles of columns, two matrices' at a time, of which kCols columns are multiplied at a time. Those
-// of 16-bit floats are on their way while the ones before are multiplied.
+// Tiles of columns of two matrices, of which kCols columns are multiplied at a time. With 16-bit
+// floats they are double-buffered: the next tiles are copied while these are multiplied.
 constexpr int kStages = kMma ? 2 : 1;
 constexpr int kNumbers = kMasked ? 3 : 2;
 constexpr int kTiles = 2 * kTile * kStride;
@@ -105,7 +105,7 @@ template <bool turned> struct Columns {
   const AttentionArguments& p;
   const Matrix &a, &b;
   const T *from_a, *from_b;
-  // For each stage tiles of a and b; for queries their p.max, p.along and, with a mask, p.sum.
+  // Per stage tiles of a and b; if columns are queries p.max, p.along and, with a mask, p.sum.
   T* room;
   unsigned head;
 
@@ -128,8 +128,8 @@ template <bool turned> struct Columns {
   __device__ __forceinline__ void begin(int col, int end) const {
     if (kStages == 2 && col < end) start(col);
   }
-  // The columns of a from `col` on, those of b a tile behind. The copies of a tile were started if
-  // there is another stage; the tiles before are no longer needed.
+  // The columns of a from `col` on; those of b follow one tile later. With two stages the copies of
+  // this tile have been started before; earlier tiles are no longer needed.
   __device__ __forceinline__ const T* next(int col, int end) const {
     if (col % kTile == 0) {
       if (kStages == 1) {
@@ -141,14 +141,14 @@ template <bool turned> struct Columns {
     }
     return stage(col) + col % kTile * kStride;
   }
-  // What p.max has for queries from `col` on; p.along a tile behind, p.sum two.
+  // p.max of the queries from `col` on; p.along follows kTile later, p.sum 2 * kTile later.
   __device__ __forceinline__ const float* more(int col) const {
     return (const float*)(stage(col) + kTiles) + col % kTile;
   }
 };
 
-// The warp's rows from `first` on of a matrix, each times its factor. `packs`: kPack elements at a
-// time can be written.
+// Stores the warp's rows from `first` on of a matrix, each times its factor. `packs`: kPack
+// elements at a time can be written.
 BRRR_VX void store_tile(const AttentionArguments& p, const Matrix& m, bool packs, unsigned head,
                         const Part<kWidth>& c, const float* factor, int first, int end,
                         int columns) {
@@ -178,7 +178,7 @@ BRRR_VX void store_tile(const AttentionArguments& p, const Matrix& m, bool packs
 
 // --- scores --------------------------------------------------------------------------------------
 
-// What a head's scores are modified by.
+// The mask and dropout of a head's scores.
 struct Modifiers {
   const char* mask;
   unsigned long seed, number, element;
@@ -196,19 +196,19 @@ struct Modifiers {
   }
 };
 
-// What is added to a score.
+// The mask's term of a score.
 BRRR_VX float mask_of(const AttentionArguments& p, const Modifiers& by, int query, int key) {
   const long at = query * p.mask.row + key * p.mask.col;
   if (!p.bool_mask) return ((const float*)by.mask)[at];
   return mask_term<f32>(ne(i32(by.mask[at]), i32(0))).v;
 }
-// Scores are kept times log2 e, as power() takes them, but for those with a mask: it may be as large
-// as a float can be, and then a sum of weights is nothing beside it. The forward pass leaves
-// products, if all scores are products times one positive number, until it subtracts from them.
+// Scores are kept times log2 e, as power() takes them, except with a mask: that may be as large as
+// a float can be, and the log of a sum of weights would vanish beside it. If scores are products
+// times one positive factor, the forward pass applies it only when it subtracts the maximum.
 constexpr float kUnit = 1.44269504f;
 constexpr bool kProducts = kMma && !kMasked;
-// Scores plus `more(r, c)` from products: the warp's rows from `row` on, columns from `col` on,
-// where `turned` keys and queries.
+// Turns products into scores plus `more(r, c)`: the warp's rows from `row` on, columns from `col`
+// on; if `turned`, rows are keys and columns queries.
 template <bool turned, class More>
 BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kCols>& s, int row,
                        int col, More more) {
@@ -229,11 +229,11 @@ BRRR_VX void to_scores(const AttentionArguments& p, const Modifiers& by, Part<kC
     }
   }
 }
-// Whether no query of the warp's rows and columns sees a key of theirs.
+// Whether the causal rule hides all of the warp's rows and columns.
 template <bool turned> BRRR_VX bool unseen(const AttentionArguments& p, int row, int col) {
   return p.causal && (turned ? col + kCols <= row : row + kWarpRows <= col);
 }
-// No weight for what is not seen, and for columns beyond the end, whatever the row holds.
+// Sets scores that the causal rule hides, or of columns beyond the end, to -infinity.
 template <bool turned>
 BRRR_VX void hide(const AttentionArguments& p, Part<kCols>& s, int row, int col) {
   const int columns = turned ? p.queries : p.keys;
@@ -256,8 +256,8 @@ BRRR_VX float keep(const AttentionArguments& p, const Modifiers& by, int query, 
   return all(draw_keeps(i64(p.limit), i64(by.seed), i64(by.number), element)) ? p.kept : 0.0f;
 }
 
-// 2^x, by the GPU itself: of weights, which are 1 at most, its error of two units in the last place
-// is what the rounding of scores makes, too, and a series would cost twenty times as much.
+// 2^x by the GPU's instruction: for weights, which are at most 1, its error of two units in the
+// last place is like that of rounding the scores, and a series would cost twenty times as much.
 BRRR_VX f32 power(f32 x) {
 #ifdef BRRR_EMULATED
   return f32(BRRR_VX_LIBM(exp2f)(x.v));
@@ -267,7 +267,7 @@ BRRR_VX f32 power(f32 x) {
   return f32(y);
 #endif
 }
-// Of a score from which its row's largest is subtracted.
+// The weight of a score from which its row's maximum is subtracted.
 BRRR_VX f32 weight(f32 x) { return power(kMasked ? x * kUnit : x); }
 )";
 

@@ -1,4 +1,4 @@
-// Rows between processes: sums, parts and copies over all ranks.
+// Collectives over all ranks: all_reduce, all_gather, reduce_scatter and broadcast.
 #include <array>
 #include <string_view>
 #include <utility>
@@ -18,13 +18,13 @@ namespace brrr::dist {
 
 namespace {
 
-// A sum over the ranks of a row on the result's device, or a half of it, waited for.
+// Sums a row over the ranks on the result's device, or does one half of that, and waits for it.
 void exchange(const OpCall& c, const Row& row, Halves halves, const std::string& how = "") {
   if (size() == 1) return;
   const std::string what = fmt::format("{} of {}{}", c.op->name, describe(c.in[0]), how);
   if (c.out[0].device() == kCPU) return exchange(what, row, halves);
   Exchange& e = Exchange::get();
-  // Linked GPUs need no tag: a replay asks for none either.
+  // Linked GPUs need no tag; a replay takes none either.
   const auto job = std::make_shared<Job>(what, gpus_linked() ? 0 : e.next_tag(), halves);
   DeviceSum sum;
   sum.set_rows({row}, 1, job);
@@ -45,7 +45,7 @@ OpSpec collective_spec(void (*infer)(OpCall&), void (*run)(OpCall&),
           .kernel = {{run}, {run}},
           .scratch = scratch,
           .vjp = vjp,
-          .reaches_out = true};
+          .communicates = true};
 }
 
 void check_dims(const OpCall& c) {
@@ -86,7 +86,7 @@ void scatter_infer(OpCall& c) {
   sizes[0] /= size();
 }
 
-// The operand is the caller's: in its place the sum has this rank's part as the result.
+// The sum is in place but must not write the operand: the result stands in for this rank's part.
 void scatter_run(OpCall& c) {
   const TensorImpl& out = *c.out[0].impl();
   const DenseInput dense(c.in[0], out.dtype);
@@ -104,7 +104,7 @@ void scatter_run(OpCall& c) {
 void gather_vjp(VjpCall& v) { v.gin[0] = reduce_scatter(v.gout[0]); }
 void scatter_vjp(VjpCall& v) { v.gin[0] = all_gather(v.gout[0]); }
 
-const OpDef all_gather_row{"all_gather", "the tensors of all ranks, one after the other",
+const OpDef all_gather_row{"all_gather", "the tensors of all ranks, concatenated",
                            collective_spec(gather_infer, gather_run, no_scratch, gather_vjp)};
 
 const OpDef reduce_scatter_row{

@@ -1,4 +1,4 @@
-// Copies: clone, contiguous, dtype conversion, copy_ and fill_ are one row, the identity.
+// Copies: clone, contiguous, dtype conversion, copy_ and fill_ all call one row, the identity.
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/vocabulary/convert.h"
@@ -14,7 +14,7 @@ const NumberOp copy_row{"copy", "the same values, in new memory or another dtype
 
 }  // namespace
 
-// Zeros come of no source.
+// Fills `dst` with zeros if `src` is null.
 static void launch_copy(const TensorImpl& dst, const TensorImpl* src) {
   TensorImpl* in[] = {const_cast<TensorImpl*>(src)};
   OpCall c(copy_row, in, 1);

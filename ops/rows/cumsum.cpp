@@ -1,8 +1,8 @@
-// Running sums along one dim.
+// Cumulative sums along one dim.
 //
-// THE ORDER: each line along the dim is summed one element after the other, from its first (for the
-// gradient: from its last). 16-bit floats are summed in float32 and rounded element by element. A
-// GPU has an order of its own, see below.
+// ORDER: each line along the dim is summed sequentially from its first element (for the gradient:
+// from its last). 16-bit floats are summed in float32 and each result is rounded. A GPU has another
+// order, see below.
 #include <utility>
 
 #include "core/device_kernel.h"
@@ -14,8 +14,8 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kRows = 4;      // Lines at a time, so that their additions do not wait for each
-constexpr int64_t kColumns = 64;  // other: neighbouring ones, or each dense itself.
+constexpr int64_t kRows = 4;      // Contiguous lines and
+constexpr int64_t kColumns = 64;  // adjacent lines at a time, to overlap the latency of additions.
 
 // [outer, n, inner], dense.
 template <class V> struct Scan : Lines {
@@ -24,7 +24,7 @@ template <class V> struct Scan : Lines {
   T* y;
   bool reverse;
 
-  // `count` neighbouring lines from offset `at`.
+  // `count` adjacent lines from offset `at` on.
   void columns(int64_t at, int64_t count) const {
     const int64_t step = reverse ? -inner : inner;
     if (reverse) at += (n - 1) * inner;
@@ -38,7 +38,7 @@ template <class V> struct Scan : Lines {
     }
   }
 
-  // Dense lines from offset `at`.
+  // kCount contiguous lines from offset `at` on.
   template <int64_t kCount> void rows(int64_t at) const {
     const int64_t step = reverse ? -1 : 1;
     if (reverse) at += n - 1;
@@ -75,7 +75,7 @@ DType sum_dtype(DType t) { return is_floating(t) ? t : kInt64; }
 
 struct CumsumAttrs {
   int64_t dim;
-  int64_t reverse;  // The sums run from its end.
+  int64_t reverse;  // Sums run from the end of the dim.
 };
 
 template <class V> void scan_cpu(OpCall& c) {
@@ -99,17 +99,17 @@ void cumsum_cpu(OpCall& c) {
 
 // --- on a GPU ------------------------------------------------------------------------------------
 //
-// THE ORDER is a function of the shape alone. Lines that lie side by side (and lines of at most
-// kShort elements) are cut into chunks of kColumnChunk elements, or not at all where there are
-// kManyLines of them; the elements of a chunk are summed one after the other. Other lines are cut
-// into chunks of 2048: each of 256 threads sums 8 elements one after the other, the sums of the
-// threads of a warp are scanned by doubling the distance, the warps' sums one after the other. What
-// comes before a chunk, a line of running sums in turn, is added to each of its elements last.
+// ORDER: a function of the shape alone. Adjacent lines (inner > 1), and lines of at most kShort
+// elements, are cut into chunks of kColumnChunk elements, or not at all if there are kManyLines or
+// more; each chunk is summed sequentially. Other lines are cut into chunks of 2048: each of 256
+// threads sums 8 elements sequentially, a warp scans its threads' sums by doubling the distance,
+// the warps' sums are added sequentially. The sum of all earlier chunks, itself from a cumulative
+// sum over the chunks' totals, is added to each element last.
 
 constexpr int64_t kShort = 64, kChunk = 2048, kColumnChunk = 256, kManyLines = 1 << 16;
 
-// [outer, n, inner], dense. `before` are the sums up to each chunk's end, `totals` (written in
-// place of y) those of each chunk by itself: both [outer, chunks, inner].
+// [outer, n, inner], dense. `totals`, written instead of y, are the sums of each chunk, `before`
+// the cumulative sums up to each chunk's end: both [outer, chunks, inner].
 BRRR_DEVICE_STRUCT(CumsumArguments, {
   const char* x;
   char *y, *totals;
@@ -118,17 +118,17 @@ BRRR_DEVICE_STRUCT(CumsumArguments, {
   int reverse;
 });
 
-// none() + x is x, for -0 too.
+// none() + x is x, also for -0.
 constexpr char kCumsumText[] = R"(
 BRRR_VX UCV none() { return UCV((UC)-0.0); }
 BRRR_VX UCV element(const CumsumArguments& p, long i) {
   return UCV((UC)get((const T*)p.x + i)[0]);
 }
-// The place in the line of the i-th element that is summed.
+// The position in its line of the i-th element that is summed.
 BRRR_VX long place(const CumsumArguments& p, long i) { return p.reverse ? p.n - 1 - i : i; }
 )";
 
-// A thread takes a chunk of a line.
+// One thread per chunk of a line.
 constexpr DeviceKernel columns_kernel{"cumsum_columns", CumsumArgumentsText, 256, {kCumsumText, R"(
 EACH_KERNEL(cumsum_columns, CumsumArguments, 256, at, p.outer * p.chunks * p.inner) {
   const long chunk = at / p.inner % p.chunks;
@@ -136,7 +136,7 @@ EACH_KERNEL(cumsum_columns, CumsumArguments, 256, at, p.outer * p.chunks * p.inn
   const long begin = chunk * p.chunk, end = p.n - begin < p.chunk ? p.n : begin + p.chunk;
   const UCV before = chunk && p.before ? splat(((const UC*)p.before)[at - p.inner]) : none();
   UCV sum = none();
-  for (long i = begin; i < end; i += 8) {  // The loads of 8 elements do not wait for stores.
+  for (long i = begin; i < end; i += 8) {  // 8 loads at a time, none of which waits for a store.
     UCV v[8];
     for (int u = 0; u < 8; ++u) {
       v[u] = i + u < end ? element(p, line + place(p, i + u) * p.inner) : none();
@@ -150,8 +150,8 @@ EACH_KERNEL(cumsum_columns, CumsumArguments, 256, at, p.outer * p.chunks * p.inn
 }
 )"}};
 
-// A block takes a chunk of a dense line, through shared memory: threads read neighbours there, but
-// sum elements in a row. Every ninth place is left out, so that they use different banks.
+// One block per chunk of a contiguous line. Shared memory makes the loads and stores coalesced,
+// while each thread sums 8 consecutive elements. Every ninth slot pads against bank conflicts.
 constexpr DeviceKernel rows_kernel{"cumsum_rows", CumsumArgumentsText, 256, {kCumsumText, R"(
 BLOCK_KERNEL(cumsum_rows, CumsumArguments, 256) {
   __shared__ UC room[256 * 9];
@@ -201,7 +201,7 @@ void run_pass(const CumsumArguments& a, const Variant& v) {
   }
 }
 
-// All of `a` but chunk, chunks, totals and before is given.
+// The caller fills all of `a` but chunk, chunks, totals and before.
 void scan(CumsumArguments a, const Variant& v) {
   const bool rows = a.inner == 1, uncut = !rows && a.outer * a.inner >= kManyLines;
   a.chunk = rows ? kChunk : uncut ? a.n : kColumnChunk;
@@ -234,7 +234,7 @@ void cumsum_infer(OpCall& c) { set_meta(c, 0, sum_dtype(c.in[0]->dtype), c.in[0]
 
 const OpDef cumsum_row{
     "cumsum",
-    "running sums along a dim; integers and bool give int64",
+    "cumulative sums along a dim; integers and bool give int64",
     {.infer = cumsum_infer,
      .kernel = {{cumsum_cpu}, {cumsum_cuda}},
      .work = [](const OpCall& c) -> Work {

@@ -1,5 +1,5 @@
 #pragma once
-// The numbers of dropout, for its rows and for kernels that make a mask where they need it.
+// Constants and masks of dropout, for its rows and for kernels that generate a mask themselves.
 
 #include <cmath>
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace brrr {
 
-/// With probability p 0, else `kept`; what is below `limit` of 2^32 is dropped: uniform01 of the
-/// word is at least p, rounded to float32.
+/// An element is 0 with probability p, else `kept`. A random word (of 2^32) below `limit` drops it:
+/// an element is kept if uniform01(word) is at least p rounded to float32.
 struct DropoutRate {
   int64_t limit;
   double kept;
@@ -19,11 +19,11 @@ struct DropoutRate {
         kept(p < 1 ? 1 / (1 - p) : 0) {}
 };
 
-/// One draw's mask.
+/// The dropout mask of one draw.
 struct DropoutDraw : DropoutRate {
   int64_t seed, number;
 
-  /// Elements i .. i + 15.
+  /// Mask elements i .. i + 15.
   template <class V> V mask(int64_t i) const {
     const vx::b16 keeps = vx::draw_keeps<vx::Line>(limit, seed, number, {i, 1});
     return vx::where(keeps, vx::splat(static_cast<Lane<V>>(kept)), V{});

@@ -1,5 +1,5 @@
-// Einstein summation, as permute, reshape, slice, mul, sum and matmul: operands are taken in pairs
-// from the left, and an index is summed as soon as nothing further on names it.
+// Einstein summation, composed of permute, reshape, slice, mul, sum and matmul: operands multiply
+// pairwise from the left; an index is summed once neither a later operand nor the output has it.
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -17,8 +17,8 @@ namespace brrr {
 
 namespace {
 
-// One character an index. The dims of an ellipsis are '0', '1', .. from the last one on, which no
-// equation can name.
+// One character per index. The dims of an ellipsis are '0', '1', .. from the last one on, which an
+// equation cannot contain.
 using Indices = std::string;
 
 struct Term {
@@ -37,7 +37,7 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 
 // --- reading the equation ------------------------------------------------------------------------
 
-constexpr char kEllipsis = '.';  // Stands for "..." until an operand says how many dims it is.
+constexpr char kEllipsis = '.';  // Stands for "..." until an operand tells its number of dims.
 
 Equation read_equation(const std::string& equation) {
   Equation e{equation, {""}, {}};
@@ -64,7 +64,7 @@ Equation read_equation(const std::string& equation) {
     }
   }
   if (!is_input()) return e;
-  // The ellipsis, then what is named once, in alphabetical order.
+  // The ellipsis, then the indices that occur once, in alphabetical order.
   std::ranges::sort(letters);
   e.output = kEllipsis;
   std::ranges::copy_if(letters, std::back_inserter(e.output),
@@ -72,7 +72,7 @@ Equation read_equation(const std::string& equation) {
   return e;
 }
 
-// Replaces ellipses by the indices of their dims, given how many each term has.
+// Replaces ellipses by the indices of their dims, the number of which follows from the operands.
 void name_ellipses(Equation& e, const std::vector<Tensor>& operands) {
   static_assert(kMaxDims == 8);
   const auto put = [](Indices& term, int64_t dims) {
@@ -107,7 +107,7 @@ void check_output(const Equation& e) {
 
 struct Extent {
   int64_t size;
-  size_t operand;  // That it comes from.
+  size_t operand;  // Which has this size.
 };
 
 void check_sizes(bool fit, const Equation& e, char c, const Extent& a, const Extent& b) {
@@ -116,8 +116,8 @@ void check_sizes(bool fit, const Equation& e, char c, const Extent& a, const Ext
              a.operand, b.size, b.operand, e.text);
 }
 
-/// Operand k, with dims of one index replaced by their diagonal, last: of dims a < b of size n,
-/// every (n + 1)-th of the n * n elements.
+/// Operand k with dims that share an index replaced by their diagonal, as last dim: of dims a < b
+/// of size n, every (n + 1)-th of the n * n elements.
 Term take_diagonals(const Equation& e, Term x, size_t k) {
   for (size_t b = 0; b < x.indices.size(); ++b) {
     const char c = x.indices[b];
@@ -139,7 +139,7 @@ Term take_diagonals(const Equation& e, Term x, size_t k) {
   return x;
 }
 
-/// Size of every index; throws where operands differ. Dims of size 1 stretch, as in PyTorch.
+/// Size of every index; throws if operands differ. Dims of size 1 broadcast, as in PyTorch.
 class Sizes {
  public:
   Sizes(const Equation& e, const std::vector<Term>& terms) {
@@ -165,8 +165,8 @@ class Sizes {
   std::map<char, Extent> known_;
 };
 
-/// Without the dims of size 1 that stretch: what an operand does not name, it does not depend on.
-void drop_stretched(Term& x, const Sizes& sizes) {
+/// Drops dims of size 1 that broadcast: an operand does not depend on an index that it lacks.
+void drop_broadcast(Term& x, const Sizes& sizes) {
   for (size_t d = x.indices.size(); d-- > 0;) {
     const auto dim = static_cast<int64_t>(d);
     if (x.t.size(dim) == sizes[x.indices[d]]) continue;
@@ -175,14 +175,14 @@ void drop_stretched(Term& x, const Sizes& sizes) {
   }
 }
 
-/// The dims that have the indices, in their order.
+/// The dims of `indices`, in that order.
 IntList dims_of(const Term& x, const Indices& indices) {
   IntList dims;
   for (char c : indices) dims.push_back(static_cast<int64_t>(x.indices.find(c)));
   return dims;
 }
 
-/// Without the dims that nobody needs.
+/// Sums over the dims whose indices are not needed.
 void sum_out(Term& x, const Indices& needed) {
   Indices kept, rest;
   for (char c : x.indices) (has(needed, c) ? kept : rest) += c;
@@ -197,7 +197,7 @@ Tensor in_order(const Term& x, const Indices& order) {
 
 // --- products ------------------------------------------------------------------------------------
 
-/// a * b over batch, only_a, only_b, by broadcasting.
+/// a * b as [batch, only_a, only_b], by broadcasting.
 Tensor outer_product(const Term& a, const Term& b, const Indices& batch, const Indices& only_a,
                      const Indices& only_b) {
   Tensor x = in_order(a, batch + only_a), y = in_order(b, batch + only_b);
@@ -233,8 +233,8 @@ Term product(Term a, Term b, const Indices& needed, const Sizes& sizes, const st
              "einsum: a product in \"{}\" has {} dims, at most {} are possible; order the operands "
              "so that indices are summed sooner",
              text, all.size(), kMaxDims);
-  // Nothing to sum, or a batch of single sums. 16-bit products would be rounded before they are
-  // added.
+  // Without sums, or for a batch of dot products, multiply and sum. Not in 16-bit floats, whose
+  // products would be rounded before they are added.
   const bool exact = a.t.dtype() == kFloat32 || a.t.dtype() == kFloat64;
   if (summed.empty() || (all == batch && !batch.empty() && exact)) {
     const Indices both = batch + summed;
@@ -273,7 +273,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& given) {
     terms.push_back(take_diagonals(e, {operands[k], e.inputs[k]}, k));
   }
   const Sizes sizes(e, terms);
-  for (Term& x : terms) drop_stretched(x, sizes);
+  for (Term& x : terms) drop_broadcast(x, sizes);
   Term result = terms[0];
   for (size_t k = 1; k < terms.size(); ++k) {
     Indices needed = e.output;
@@ -282,7 +282,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& given) {
   }
   sum_out(result, e.output);
   const Tensor y = in_order(result, e.output);
-  return terms.size() > 1 ? sole_view(y) : y;  // Of one operand it may be a view.
+  return terms.size() > 1 ? sole_view(y) : y;  // A view of a single operand is allowed.
 }
 
 }  // namespace brrr

@@ -1,4 +1,4 @@
-// Rows that sum gradients over the ranks while others are still being computed.
+// Rows that sum gradients over the ranks while later gradients are still being computed.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -15,13 +15,13 @@
 
 namespace brrr::dist {
 
-/// Which members have come on each rank. A sum has the bits of no model if ranks give it gradients
-/// of different parameters, and their sizes may fit: some bytes beside the sums say so. What they
-/// find wrong fails the sums, which some ranks have not begun.
+/// Compares between ranks which members have a gradient. Sums of gradients of different parameters,
+/// whose sizes may fit, would be wrong without an error, so ranks exchange a few bytes beside them.
+/// A mismatch fails the sums, which some ranks have not begun.
 struct BucketUses final : Job {
   std::vector<std::string> names;  // Of the members.
-  std::vector<std::string> sets;   // That have come in some pass, 0 or 1 each; then a number.
-  std::string all;                 // What all ranks say, in their order.
+  std::vector<std::string> sets;   // Seen so far: 0 or 1 per member, then the number of steps.
+  std::string all;                 // The current sets of all ranks, in rank order.
   bool started = false;
 
   BucketUses(std::vector<std::string> members, int tag)
@@ -34,7 +34,7 @@ struct BucketUses final : Job {
     if (all.compare(each(), all.npos, all, 0, all.size() - each()) != 0) refuse();
   }
   size_t each() const { return names.size() + 1; }
-  int64_t number_of(const std::vector<uint8_t>& used) {
+  int64_t index_of(const std::vector<uint8_t>& used) {
     const std::string set(used.begin(), used.end());
     const auto number = std::ranges::find(sets, set) - sets.begin();
     if (number == std::ssize(sets)) sets.push_back(set);
@@ -53,7 +53,7 @@ struct BucketUses final : Job {
     }
     return found;
   }
-  // A rank that has made more steps since the last exchange has left one out.
+  // A rank that has taken more steps since the last exchange than others has skipped an exchange.
   void compare_steps() const {
     std::vector<int> steps;
     for (size_t k = names.size(); k < all.size(); k += each()) {
@@ -72,7 +72,7 @@ struct BucketUses final : Job {
     constexpr int most = 4;
     std::string said;
     int differ = 0;
-    for (size_t k = names.size(); k-- > 0;) {  // As the model has them.
+    for (size_t k = names.size(); k-- > 0;) {  // In the model's order: members are in backward's.
       const auto with = ranks_with(k, true), without = ranks_with(k, false);
       if (with.empty() || without.empty() || ++differ > most) continue;
       said += fmt::format("{}{} on rank {}, not on {}", said.empty() ? "" : "; ", names[k],
@@ -86,43 +86,43 @@ struct BucketUses final : Job {
   }
 };
 
-/// Members that have come since the last sum, and the job that takes it.
+/// A bucket of gradients: the members that have arrived since the last sum, and the job that sums.
 struct GradientBucket {
   int64_t id = 0;
   DType dtype = kFloat32;
-  int passes = 1;                       // Of ranks but the first.
-  std::string what;                     // The job, where no member is absent.
-  std::vector<std::vector<Span>> rows;  // By pass and member; absent ones have no address.
-  std::vector<std::vector<Span>> told;  // What the job knows.
-  std::vector<Cuts> cuts;               // By member; none: all share.
+  int passes = 1;                           // Rows of each rank but the first, which has one.
+  std::string what;                         // Names the job if no member is absent.
+  std::vector<std::vector<Span>> rows;      // By pass and member; absent ones have a null address.
+  std::vector<std::vector<Span>> job_rows;  // The rows that the job was given.
+  std::vector<Cuts> cuts;                   // By member; empty: all ranks share the work.
   size_t members = 0, arrived = 0;
   std::shared_ptr<Job> job;
-  std::unique_ptr<DeviceSum> gpu;    // Of gradients there; captured steps know its memory.
-  DeviceSum* on_gpu = nullptr;       // That, while they are there.
-  uint64_t capture = 0;              // In which they have come; 0: in none.
-  std::shared_ptr<BucketUses> uses;  // Of all buckets of the model.
+  std::unique_ptr<DeviceSum> gpu;    // Sums on a GPU; kept, as captured steps use its memory.
+  DeviceSum* on_gpu = nullptr;       // gpu.get() while the gradients are on a GPU.
+  uint64_t capture = 0;              // The capture in which members arrived; 0: none.
+  std::shared_ptr<BucketUses> uses;  // Shared by all buckets of the model.
 
   void move_to(Device device) {
     if ((device != kCPU) != (on_gpu != nullptr)) {
-      told.clear();
+      job_rows.clear();
       if (device != kCPU && !gpu) gpu = std::make_unique<DeviceSum>();
       on_gpu = device == kCPU ? nullptr : gpu.get();
     }
     if (!on_gpu) return;
-    // A capture that was given up has run nothing of what it noted.
+    // An abandoned capture has run nothing of what it recorded.
     const uint64_t now = device_link::capture();
     if (capture != now && capture != 0) forget();
     capture = now;
   }
   void arrive(size_t n) {
     BRRR_CHECK(arrived + n <= members,
-               "DataParallel: a gradient comes a second time before its sum was awaited");
+               "DataParallel: a gradient arrived twice before its sum was waited for");
     arrived += n;
     if (arrived < members) return;
-    if (rows != told) tell_job();  // A replay's gradients lie where the last one's did.
+    if (rows != job_rows) set_job_rows();  // In replays gradients keep their addresses.
     on_gpu ? on_gpu->begin() : Exchange::get().start(job);
   }
-  void tell_job() {
+  void set_job_rows() {
     std::vector<Row> all;
     for (const std::vector<Span>& row : rows) {
       std::vector<Span> there;
@@ -135,7 +135,7 @@ struct GradientBucket {
       all.emplace_back(dtype, std::move(there), std::move(theirs));
     }
     on_gpu ? on_gpu->set_rows(all, passes, job) : job->set_rows(std::move(all), passes);
-    told = rows;
+    job_rows = rows;
     std::string absent;
     for (size_t k = 0; k < members; ++k) {
       if (!rows.back()[k].at) absent += fmt::format("{} {}", absent.empty() ? "" : ",", k);
@@ -143,10 +143,10 @@ struct GradientBucket {
     job->what = absent.empty() ? what : fmt::format("{} without gradients{}", what, absent);
   }
   void wait() { on_gpu ? on_gpu->end() : Exchange::get().wait(*job); }
-  // What a pass that threw has left: a sum under way is awaited first.
+  // Discards what a pass that threw has left, after waiting for a sum under way.
   void clear() noexcept {
     if (arrived == members) {
-      on_gpu ? on_gpu->let_go() : Exchange::get().let_go(*job);
+      on_gpu ? on_gpu->wait_until_unused() : Exchange::get().wait_until_unused(*job);
     }
     forget();
   }
@@ -158,29 +158,30 @@ struct GradientBucket {
 
 namespace {
 
-// Recorded steps know buckets by number.
-struct Known {
+// Recorded steps refer to buckets by id.
+struct Registry {
   std::mutex mutex;
   std::map<int64_t, GradientBucket*> all;
   int64_t next = 0;
 };
-Known& known() {
-  static auto* const k = new Known;
-  return *k;
+Registry& registry() {
+  static auto* const r = new Registry;
+  return *r;
 }
 
 GradientBucket& bucket_of(int64_t id) {
-  Known& k = known();
-  const std::lock_guard lock(k.mutex);
-  const auto at = k.all.find(id);
-  BRRR_CHECK(at != k.all.end(),
-             "DataParallel: the step was recorded with one that is gone; keep it as long as the "
-             "step");
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  const auto at = r.all.find(id);
+  BRRR_CHECK(
+      at != r.all.end(),
+      "DataParallel: the step was recorded with one that no longer exists; keep it as long as the "
+      "step");
   return *at->second;
 }
 
-// `used`: which set of members is compared, before a sum of some of a bucket begins; -1: none.
-// `last`: nothing is awaited after it but that.
+// `used`: the set of members to compare with other ranks', which a sum without some members of its
+// bucket waits for; -1: none. `last`: the step's last call, which waits for the comparison.
 struct BeginAttrs {
   int64_t bucket, member, absent, used;
 };
@@ -188,7 +189,7 @@ struct EndAttrs {
   int64_t bucket, used, last;
 };
 
-// The memory that the sum will be in; the planner has given a copy another one.
+// The tensor to sum in place; copies the input if the planner gave the result memory of its own.
 TensorImpl& in_place(OpCall& c) {
   TensorImpl& out = *c.out[0].impl();
   if (out.data() != c.in[0]->data()) copy_now(out, *c.in[0]);
@@ -206,7 +207,7 @@ void begin_run(OpCall& c) {
   if (a.absent > 0) return b.arrive(static_cast<size_t>(a.absent));
   const auto k = static_cast<size_t>(a.member);
   b.move_to(g.device);
-  // Those of earlier passes stand before the last one's.
+  // Earlier passes' rows come before the last one's.
   for (size_t p = 0; p < b.rows.size(); ++p) {
     const bool last = p + 1 == b.rows.size();
     b.rows[p][k] = {(last ? g : *c.in[p + 1]).data(), g.numel};
@@ -218,8 +219,8 @@ void end_run(OpCall& c) {
   const auto a = c.attrs.as<EndAttrs>();
   GradientBucket& b = bucket_of(a.bucket);
   if (a.used >= 0) b.uses->begin(b.uses, a.used);
-  if (b.arrived > 0) {  // The first of its members waits.
-    BRRR_CHECK(b.arrived == b.members, "DataParallel: a sum is awaited that was not begun");
+  if (b.arrived > 0) {  // The call of the bucket's first member waits.
+    BRRR_CHECK(b.arrived == b.members, "DataParallel: waiting for a sum that was not started");
     b.wait();
     b.forget();
   }
@@ -228,7 +229,7 @@ void end_run(OpCall& c) {
 }
 
 Work no_work(const OpCall&) { return {}; }
-// What is sent and what comes, of this gradient.
+// This rank's additions, and the bytes that it sends and receives.
 Work sum_work(const OpCall& c) {
   const double n = Exchange::get().size();
   return {static_cast<double>(c.in[0]->numel) * (n - 1) / n, operand_bytes(c)};
@@ -239,10 +240,10 @@ OpSpec in_place_spec(void (*run)(OpCall&), Work (*work)(const OpCall&)) {
           .kernel = {{run}, {run}},
           .scratch = no_scratch,
           .work = work,
-          .reaches_out = true,
+          .communicates = true,
           .gradient_row = true};
 }
-const OpDef begin_row{"exchange_begin", "a gradient is there to be summed over the ranks",
+const OpDef begin_row{"exchange_begin", "a gradient is ready to be summed over the ranks",
                       in_place_spec(begin_run, sum_work)};
 const OpDef end_row{"exchange_end", "a gradient has been summed over the ranks",
                     in_place_spec(end_run, no_work)};
@@ -252,17 +253,17 @@ const OpDef end_row{"exchange_end", "a gradient has been summed over the ranks",
 Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int passes,
                  const Division& division)
     : own_rows_(Exchange::get().rank() == 0 ? 1 : passes) {
-  Known& k = known();
-  const std::lock_guard lock(k.mutex);
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
   int64_t bytes = 0;
-  // All of a bucket are operands of one call.
+  // All members of a bucket, of every pass, are operands of one call.
   const size_t most = std::max(1, Inputs::kMost / passes);
   for (const Tensor& t : members) {
     const auto more = t.numel() * static_cast<int64_t>(itemsize(t.dtype()));
     if (buckets_.empty() || buckets_.back()->members == most || bytes + more > bucket_bytes ||
         buckets_.back()->dtype != t.dtype()) {
       GradientBucket& b = *buckets_.emplace_back(std::make_unique<GradientBucket>());
-      b.id = k.next++;
+      b.id = r.next++;
       b.dtype = t.dtype();
       b.passes = passes;
       b.rows.resize(static_cast<size_t>(own_rows_));
@@ -284,7 +285,7 @@ Buckets::Buckets(const std::vector<Tensor>& members, int64_t bucket_bytes, int p
     buckets_[b]->job =
         std::make_shared<Job>(buckets_[b]->what, first + static_cast<int>(b), division.halves);
     buckets_[b]->uses = uses_;
-    k.all[buckets_[b]->id] = buckets_[b].get();
+    r.all[buckets_[b]->id] = buckets_[b].get();
   }
 }
 
@@ -294,13 +295,13 @@ void Buckets::clear() const noexcept {
 
 Buckets::~Buckets() {
   clear();
-  Known& k = known();
-  const std::lock_guard lock(k.mutex);
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
   for (const auto& b : buckets_) {
-    k.all.erase(b->id);
+    r.all.erase(b->id);
     Exchange::get().retire(b->job);
   }
-  if (uses_ && uses_->started) Exchange::get().let_go(*uses_);
+  if (uses_ && uses_->started) Exchange::get().wait_until_unused(*uses_);
   if (uses_) Exchange::get().retire(uses_);
   const int tags = static_cast<int>(buckets_.size()) + (uses_ ? 1 : 0);
   if (!buckets_.empty()) Exchange::get().return_tags(buckets_[0]->job->tag, tags);
@@ -321,9 +322,9 @@ size_t Buckets::members_of(size_t bucket) const { return buckets_[bucket]->membe
 void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
                   const std::function<std::vector<Tensor>(size_t)>& before,
                   const std::vector<uint8_t>& used) const {
-  int64_t compared = used.empty() || Exchange::get().size() == 1 ? -1 : uses_->number_of(used);
+  int64_t compared = used.empty() || Exchange::get().size() == 1 ? -1 : uses_->index_of(used);
   if (compared >= 0 && gradients[0].device() != kCPU && gpus_linked()) {
-    // A replay's work may be a graph of the GPU's, which asks nobody.
+    // A replay may be a CUDA graph, which cannot compare: only calls outside of recordings do.
     if (!context.recorder) {
       uses_->begin(uses_, compared);
       Exchange::get().wait(*uses_);
@@ -332,7 +333,7 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
   }
   const bool compares = compared >= 0;
   const auto once = [&] { return std::exchange(compared, -1); };
-  // f(bucket, its first member here, their number).
+  // Calls f(bucket, index of its first member here, number of its members here).
   const auto for_buckets = [&](const auto& f) {
     for (size_t first = 0, n; first < members.size(); first += n) {
       const size_t bucket = bucket_of(members[first]);
@@ -340,7 +341,7 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
       f(*buckets_[bucket], first, n);
     }
   };
-  // All sums are on their way before the first is awaited.
+  // Starts all sums before waiting for the first.
   for_buckets([&](const GradientBucket& b, size_t first, size_t n) {
     const auto absent = static_cast<int64_t>(b.members - n);
     const Tensor& g = gradients[first];
@@ -348,14 +349,14 @@ void Buckets::end(const std::vector<Tensor>& gradients, const std::vector<size_t
   });
   for_buckets([&](const GradientBucket& b, size_t first, size_t n) {
     std::vector<Tensor> all(&gradients[first], &gradients[first] + n);
-    for (size_t k = 0; k < n; ++k) {  // Read until now.
+    for (size_t k = 0; k < n; ++k) {  // The sum reads earlier passes' gradients until here.
       for (const Tensor& t : before(members[first + k])) all.push_back(t);
     }
     const auto attrs = [&](size_t k) {
       return EndAttrs{b.id, once(), compares && first + k + 1 == members.size()};
     };
-    // Every member is an operand of the first call, and that call's result of every other: they
-    // come after all that began, and before all that uses a sum.
+    // Every member is an operand of the first call, whose result is an operand of all others: the
+    // calls are ordered after all begins and before all uses of a sum.
     call_into(all[0], end_row, Inputs(all.data(), static_cast<int>(all.size())), attrs(0));
     for (size_t k = 1; k < n; ++k) call_into(all[k], end_row, {all[k], all[0]}, attrs(k));
   });

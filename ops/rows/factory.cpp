@@ -1,4 +1,4 @@
-// Tensors from nothing and from host memory.
+// Tensors created from scalars and from host memory.
 #include "ops/factory_ops.h"
 
 #include <algorithm>
@@ -25,9 +25,9 @@ const OpDef empty_row{
      .work = [](const OpCall&) { return Work{}; }}};
 
 const NumberOp full_row{
-    "full", "every element the same number", {.moves = true}, [](auto number) { return number; }};
+    "full", "one value in every element", {.moves = true}, [](auto value) { return value; }};
 
-// No error builds up: element i is start + i * step in float64 or, modulo 2^64, in integers.
+// Rounding does not accumulate: element i is start + i * step in float64, integers modulo 2^64.
 const NumberOp arange_row{
     "arange",
     "start, start + step, ... below end",
@@ -35,7 +35,7 @@ const NumberOp arange_row{
     Integers<0, kNumber>{},
     [](auto start, auto step, auto i) { return start + m::like(start, i) * step; }};
 
-// Counted from both ends, as PyTorch does: the last element is `end` exactly.
+// Computed from both ends, as in PyTorch: the last element is `end` exactly.
 const PointwiseOp linspace_row{"linspace",
                                "evenly spaced numbers from start to end, inclusive",
                                {.wide = true},
@@ -52,8 +52,8 @@ const PointwiseOp eye_row{
     Integers<0, 2, 1>{},
     [](auto one, auto row, auto column) { return m::where(row == column, one, 0.0); }};
 
-// How many steps there are from start to below end. Integers in 128 bits: the distance of two
-// int64 and its rounding up do not fit into 64.
+// The number of elements from start to before end. Integers are counted in 128 bits: the distance
+// of two int64 and its rounding up do not fit in 64.
 int64_t count_integers(int64_t start, int64_t end, int64_t step) {
   __extension__ using wide = __int128;
   const wide distance = wide{end} - start, by = step;
@@ -70,8 +70,8 @@ int64_t count_reals(double start, double end, double step) {
 }  // namespace
 
 Tensor empty(const IntList& sizes, DType dtype, Device device) {
-  numel_of(sizes, "empty");  // Throws when there are too many elements.
-  backend(device);           // Throws when there is no such device.
+  numel_of(sizes, "empty");  // Throws if there are too many elements.
+  backend(device);           // Throws if there is no such device.
   return call(empty_row, {}, dtype, device, sizes);
 }
 
@@ -119,7 +119,7 @@ Tensor arange(Scalar start, Scalar end, Scalar step, Device device) {
 Tensor arange(Scalar start, Scalar end, Scalar step, DType dtype, Device device) {
   const double from = start.to_double(), to = end.to_double(), by = step.to_double();
   BRRR_CHECK(std::isfinite(from) && std::isfinite(to) && std::isfinite(by),
-             "arange: start {}, end {} and step {} must not be non-finite", from, to, by);
+             "arange: start {}, end {} and step {} must be finite", from, to, by);
   BRRR_CHECK(by != 0, "arange: step must not be 0");
   const bool real = start.is_floating() || end.is_floating() || step.is_floating(),
              rises = real ? from <= to : start.to_int() <= end.to_int(),
@@ -132,12 +132,12 @@ Tensor arange(Scalar start, Scalar end, Scalar step, DType dtype, Device device)
   PointwiseCall c(arange_row);
   c.make({n}, dtype, device);
   if (is_floating(dtype)) return c.add(from).add(by).run();
-  BRRR_CHECK(!real && dtype != kBool, "arange: start {}, end {} and step {} give no {}; {}", from,
-             to, by, name(dtype), dtype == kBool ? "convert with to()" : "use integers");
+  BRRR_CHECK(!real && dtype != kBool, "arange: start {}, end {} and step {} cannot give {}; {}",
+             from, to, by, name(dtype), dtype == kBool ? "convert with to()" : "use integers");
   if (n > 0) {
     check_holds("arange", start, dtype);
-    const uint64_t way = static_cast<uint64_t>(n - 1) * static_cast<uint64_t>(step.to_int());
-    check_holds("arange", static_cast<int64_t>(static_cast<uint64_t>(start.to_int()) + way), dtype);
+    const uint64_t off = static_cast<uint64_t>(n - 1) * static_cast<uint64_t>(step.to_int());
+    check_holds("arange", static_cast<int64_t>(static_cast<uint64_t>(start.to_int()) + off), dtype);
   }
   return c.add(start.to_int()).add(step.to_int()).run();
 }
@@ -149,8 +149,7 @@ Tensor linspace(double start, double end, int64_t steps, DType dtype, Device dev
   check_gives_floating("linspace", dtype);
   BRRR_CHECK(steps >= 0, "linspace: steps must not be negative, got {}", steps);
   BRRR_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(end - start),
-             "linspace: start {} and end {} must not be non-finite, nor their distance", start,
-             end);
+             "linspace: start {} and end {} and their distance must be finite", start, end);
   const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0.0;
   PointwiseCall c(linspace_row);
   c.make({steps}, dtype, device).add(start).add(end).add(step);
@@ -168,11 +167,11 @@ Tensor eye(int64_t n, int64_t m, DType dtype, Device device) {
 
 static Tensor from_host(const void* data, const IntList& sizes, DType dtype,
                         Device device = default_device()) {
-  const Backend& there = backend(device);
+  const Backend& target = backend(device);
   if (context.recorder) return context.recorder->host_data(data, Meta{sizes, dtype, device});
   Tensor t = raw_empty(sizes, dtype, device);
   const size_t bytes = static_cast<size_t>(t.numel()) * itemsize(dtype);
-  if (bytes) there.copy_from_host(t.impl()->data(), data, bytes);
+  if (bytes) target.copy_from_host(t.impl()->data(), data, bytes);
   return t;
 }
 

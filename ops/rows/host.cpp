@@ -1,4 +1,4 @@
-// What leaves the framework for host memory, and copies between devices.
+// Reads of tensors by the host, and copies between devices.
 #include <algorithm>
 
 #include "core/backend.h"
@@ -20,8 +20,8 @@ static Tensor dense(const Tensor& t) {
   return t.device().type == DeviceType::CPU ? copied(*t.impl(), t.dtype()) : t.contiguous();
 }
 
-// The same values, contiguous and on the device; `t` itself if it is that already. There is one
-// GPU.
+// A contiguous copy of `t` on `target`, or `t` itself if it is that already. There is only one GPU,
+// so one of the two devices is the CPU.
 static Tensor dense_on(Device target, const Tensor& t) {
   Tensor from = dense(t);
   const TensorImpl& f = *from.impl();
@@ -36,13 +36,13 @@ static Tensor dense_on(Device target, const Tensor& t) {
     device_queue::read(*s.early, to, static_cast<size_t>(f.offset) * item, bytes);
     return copy;
   }
-  std::unique_lock lock(lending(), std::defer_lock);
+  std::unique_lock lock(lent_memory_mutex(), std::defer_lock);
   if (is_lent(s)) lock.lock();
   (target == kCPU ? gpu.copy_to_host : gpu.copy_from_host)(to, f.data(), bytes);
   return copy;
 }
 
-// n elements of `t` converted to T, into the iterator `out` (a bool vector's has no address).
+// Writes the elements of `t` as T to the iterator `out` (std::vector<bool> has no pointer).
 template <class T, class Out> static void read(const TensorImpl& t, Out out) {
   constexpr int64_t kTile = 256;
   alignas(64) char values[kTile * 8];
@@ -57,12 +57,13 @@ template <class T, class Out> static void read(const TensorImpl& t, Out out) {
   }
 }
 
-// Results of a replay on a GPU lie in its slots until the next one: an address that goes to the
-// user must stay.
+// Prepares a tensor whose address the user gets. Results of a GPU replay stay in its slots only
+// until the next replay, so they move to memory of their own.
 static TensorImpl& addressable(const Tensor& t, const char* what) {
   TensorImpl& x = readable(t, what);
   if (is_lent(*x.storage)) own_memory(*x.storage);
-  if (x.storage->early) forget_early(*x.storage);  // Nobody sees what is written there.
+  if (x.storage->early)
+    drop_early_copy(*x.storage);  // Writes through the address change no version.
   return x;
 }
 
@@ -88,7 +89,7 @@ template <class T> T Tensor::item() const {
 
 template <class T> std::vector<T> Tensor::to_vector() const {
   const TensorImpl& t = readable(*this, "to_vector");
-  const Tensor host = dense_on(kCPU, *this);  // First: it says so when there is not so much memory.
+  const Tensor host = dense_on(kCPU, *this);  // Before `out`: its error says if memory is short.
   std::vector<T> out(static_cast<size_t>(t.numel));
   read<T>(*host.impl(), out.begin());
   return out;
@@ -112,7 +113,7 @@ Tensor Tensor::to(Device target) const {
              "to(device): {} requires grad and no "
              "gradient crosses devices; detach() it or use NoGradGuard",
              describe(impl()));
-  backend(target);  // Throws when there is no such device.
+  backend(target);  // Throws if there is no such device.
   if (context.recorder && device().type == DeviceType::CPU) {
     const Tensor now = dense(context.recorder->host_values(*impl()));
     return context.recorder->host_data(now.impl()->data(), Meta{sizes(), dtype(), target});

@@ -1,4 +1,4 @@
-// Reading and adding at positions that a tensor names: shape rules, gradients and rows.
+// gather, scatter_add, index_select, embedding and one_hot: shape rules, gradients and rows.
 #include "core/call.h"
 #include "core/check.h"
 #include "ops/kinds/row_kernel.h"
@@ -49,13 +49,13 @@ void embedding_infer(OpCall& c) {
   c.meta[0].sizes.push_back(weight.sizes[1]);
 }
 
-/// Sizes of what is read or added to: the first input's, or those after the dim for a sum that
-/// starts from zeros.
+/// Sizes of the tensor that is read or added to: input 0's or, for a sum that starts from zeros,
+/// those that follow DimAttrs.
 IntList indexed_sizes(const OpCall& c) {
   return c.in[0] ? c.in[0]->size_list() : c.attrs.after<DimAttrs>();
 }
 
-/// A sum has the dtype of src.
+/// The result has the dtype of src.
 void sum_infer(OpCall& c) { set_meta(c, 0, c.in[2]->dtype, indexed_sizes(c), c.in[2]->device); }
 
 void scatter_add_infer(OpCall& c) {
@@ -77,7 +77,7 @@ void check_index(const OpCall& c, int operand, int dim, int64_t size) {
   const auto* const index = dense.as<int64_t>();
   const int64_t n = c.in[operand]->numel;
   const auto inside = [=](int64_t i) { return static_cast<uint64_t>(i) < uint64_t(size); };
-  // One is out of range if it, or what is left to the last one, is negative.
+  // An index is out of range if it, or size - 1 minus it, is negative.
   vx::i64 signs = {};
   int64_t i = 0;
   for (; i + vx::lanes <= n; i += vx::lanes) {
@@ -102,13 +102,13 @@ void check_positions(const OpCall& c) {
 
 // --- rows and gradients --------------------------------------------------------------------------
 
-// What was added at the index is picked from g.
+// The gradient of src is picked from g at the index.
 template <Tensor (*kPick)(const Tensor&, int64_t, const Tensor&)> void sum_vjp(VjpCall& v) {
   if (v.needs(0)) v.gin[0] = v.gout[0];
   if (v.needs(2)) v.gin[2] = kPick(v.gout[0], dim_of(v.attrs()), v.input(1));
 }
-// What is picked and not the table that it is picked from, unless that is less; sums touch all that
-// they add to, in place what is named.
+// Picking reads only the elements picked, or the whole table if that is less. Sums read and write
+// all of the result; in place, as many elements as there are terms.
 Work pick_work(const OpCall& c) {
   const double picked = memory_bytes(*c.out[0].impl());
   return {0, std::min(picked, memory_bytes(*c.in[0])) + memory_bytes(*c.in[1]) + picked};
@@ -120,8 +120,8 @@ Work sum_work(const OpCall& c) {
   return {terms, operand_bytes(c) - (c.into ? 2 * std::max(0.0, all - named) : 0)};
 }
 
-// What the kernels take: a dense index; a sum its terms besides, where they have another dtype or
-// memory than it.
+// Scratch memory: a dense index and, for sums, copies of operands that have another dtype than the
+// arithmetic or may share memory with the result.
 int64_t pick_scratch(const OpCall& c) {
   const TensorImpl& at = *c.in[1];
   return at.contiguous() && !c.into ? 0 : scratch_for(at.numel, sizeof(int64_t));
@@ -154,13 +154,13 @@ const OpDef index_add_row{"index_add",
                           "slices of src added to the slices that index names along a dim",
                           sum_spec(sum_infer, sum_vjp<index_select>, true)};
 
-// Of x at the picked positions: zeros with g added there.
+// The gradient of x: zeros with g added at the picked positions.
 void gather_vjp(VjpCall& v) {
   if (!v.needs(0)) return;
   v.gin[0] = call(scatter_add_row, {Tensor(), v.input(1), v.gout[0]}, DimAttrs{dim_of(v.attrs())},
                   v.meta(0).sizes);
 }
-// The index of an embedding may have any shape.
+// Flattens the index, which has any shape for an embedding.
 void slices_vjp(VjpCall& v) {
   if (!v.needs(0)) return;
   const int dim = dim_of(v.attrs());
@@ -170,7 +170,7 @@ void slices_vjp(VjpCall& v) {
   v.gin[0] =
       call(index_add_row, {Tensor(), index, v.gout[0].reshape(picked)}, DimAttrs{dim}, sizes);
 }
-// Each id has its row; one of no dims is nothing to cut.
+// Every part has its own ids and the whole table; a 0-d id cannot be cut.
 int embedding_cut(const OpCall& c, int operand) {
   if (c.in[1]->ndim == 0) return kUncut;
   return operand == 0 ? kWhole : 0;
@@ -195,7 +195,7 @@ const OpDef index_select_row{"index_select", "the slices that index names along 
 const OpDef embedding_row{"embedding", "the rows of a table that ids name",
                           pick_spec(embedding_infer, slices_vjp, embedding_cut)};
 
-// An id that is out of range is the place of no element: zeros where a GPU has noted it.
+// An id out of range equals no position: a GPU records the error and writes zeros.
 const NumberOp one_hot_row{
     "one_hot",
     "a 1 at the position of each id, else 0",

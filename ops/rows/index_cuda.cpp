@@ -1,9 +1,9 @@
-// Reading and adding at positions that a tensor names, on a GPU.
+// The kernels of index.cpp on a GPU.
 //
-// THE SUMS take no atomics: the thread of the first term that goes to an element adds all of them,
-// in index order, as the CPU does. Short lists of positions are searched for equal ones, each term
-// against all others; longer ones are sorted by (position, order) before, so that the terms of an
-// element lie side by side. One element that receives all of many terms is summed by one thread.
+// THE SUMS use no atomics: the thread of an element's first term adds all of its terms, in index
+// order, as the CPU does. In short lists of positions each term is compared with all others; longer
+// lists are sorted by (position, order) first, so that the terms of an element are adjacent. One
+// thread sums all terms of an element, however many there are.
 #include "ops/rows/index_kernels.h"
 #include "ops/rows/library_kernels.h"
 #include "ops/rows/order.h"
@@ -12,20 +12,20 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kFew = 64;  // Positions that are searched rather than sorted.
-constexpr int kLongNumbers = 1 << 8, kWideEntries = 1 << 9;  // Bits of N, see below.
+constexpr int64_t kMaxSearched = 64;  // Length of lists that are searched rather than sorted.
+constexpr int kLongIndices = 1 << 8, kWideEntries = 1 << 9;  // Bits of N, see below.
 
-// A walk's strides count units here: elements, or several where a slice's elements lie side by
-// side. Its list is the index, or sorted entries.
+// Strides of a Walk are in units here: elements, or packs of several where slices are contiguous.
+// Its list is the index, or sorted entries.
 //
-// N: the low bits are the bytes (pick) or elements (sums) of a unit; then whether unit numbers need
-// 64 bits, and whether entries are wide.
+// N: the low 8 bits are the bytes (pick) or elements (sums) of a unit, bit 8 says whether unit
+// indices need 64 bits, bit 9 whether entries are wide.
 constexpr char kPlaceText[] = R"(
 template <bool> struct NumberOf { using type = unsigned; };
 template <> struct NumberOf<true> { using type = unsigned long; };
 using Number = NumberOf<(N & 256) != 0>::type;
 
-// Where unit i of the small tensor lies, but for its coordinate along the indexed dim.
+// Offsets for unit i of the small tensor, without its coordinate `at` along the indexed dim.
 struct Place {
   long big, small, list, at;
 };
@@ -102,7 +102,7 @@ EACH_KERNEL(add_few, Walk, 256, i, p.n) {
 }
 )"}};
 
-// Positions out of range have been noted; they lie last.
+// Positions out of range, recorded when the entries were made, sort last.
 constexpr DeviceKernel add_sorted_kernel{
     "add_sorted", WalkText, 256, {kEntryText, kPlaceText, kUnitSumText, R"(
 using Entry = EntryOf<(N & 512) != 0>::type;
@@ -117,7 +117,7 @@ EACH_KERNEL(add_sorted, Walk, 256, i, p.n) {
   Sum sum = sum_from(to);
   int found = 4;
   for (long j = q.at; found == 4; j += 4) {
-    Unit x[4] = {};  // Loads that do not wait for each other.
+    Unit x[4] = {};  // Independent loads, to hide their latency.
     found = 0;
     for (int u = 0; u < 4; ++u) {
       if (found < u || j + u >= count || (long)key_of(list[j + u]) != k) continue;
@@ -138,8 +138,8 @@ BRRR_DEVICE_STRUCT(EntryArguments, {
   long op, n, limit, count, inner;
 });
 
-// The lists of positions, each of `count` that lie `inner` apart, as entries. N: wide ones. Without
-// room for them, of slices without elements, positions out of range are noted all the same.
+// Makes entries of the lists of positions, each of `count` at a stride of `inner`. N: entries are
+// wide. If `to` is null, for slices without elements, only records positions out of range.
 constexpr DeviceKernel entries_kernel{"index_entries", EntryArgumentsText, 256, {kEntryText, R"(
 EACH_KERNEL(index_entries, EntryArguments, 256, i, p.n) {
   long k = ((const long*)p.index)[i];
@@ -153,8 +153,8 @@ EACH_KERNEL(index_entries, EntryArguments, 256, i, p.n) {
 
 // --- calls ---------------------------------------------------------------------------------------
 
-// Elements of the largest unit, 16 bytes at most, that both tensors consist of: several only where
-// slices are picked whose elements lie side by side.
+// Elements of the largest unit, 16 bytes at most, into which both tensors divide: more than one
+// only if whole slices of contiguous elements are moved.
 int64_t unit_of(const Walk& w, const TensorImpl& big, const TensorImpl& small) {
   const int last = w.ndim - 1;
   if (w.dim == last || w.index[last] != 0 || w.big[last] != 1 || w.small[last] != 1) return 1;
@@ -181,16 +181,16 @@ Walk in_units(const OpCall& c, Walk w, int64_t unit, const TensorImpl& big,
   return w;
 }
 
-// Notes those out of range; makes entries of the lists, if there is room for them.
+// Records positions out of range; makes entries of the lists unless `to` is null.
 void make_entries(const Walk& w, int64_t n, char* to, bool wide) {
   run_kernel(entries_kernel, {.n = wide}, {blocks_for(n)},
              EntryArguments{reinterpret_cast<const char*>(w.at), to, w.fault, w.op, n, w.limit,
                             w.size[w.dim], w.index[w.dim]});
 }
 
-int long_numbers(const Walk& w) { return w.n >> 32 ? kLongNumbers : 0; }
+int long_indices(const Walk& w) { return w.n >> 32 ? kLongIndices : 0; }
 
-// The index' positions in order; makes `w` walk them instead.
+// Sorts each list of the index into entries, which `w` then walks instead of the index.
 Tensor sorted(Walk& w, const TensorImpl& index, bool wide) {
   const int64_t count = w.size[w.dim];
   const Tensor entries = entry_rows(wide, index.numel / count, count, index.device);
@@ -198,7 +198,7 @@ Tensor sorted(Walk& w, const TensorImpl& index, bool wide) {
   Tensor order = sort_entries(entries, count);
   w.at = reinterpret_cast<const long*>(order.impl()->data());
   w.index[w.dim] = 1;
-  // Dims outside the indexed one have strides with its size in them; now all count whole lists.
+  // Lists are contiguous now: strides of inner dims gain their length; those of outer dims have it.
   for (int d = w.dim + 1; d < w.ndim; ++d) w.index[d] *= count;
   return order;
 }
@@ -211,7 +211,7 @@ void pick_cuda(const OpCall& c, const Walk& walk) {
   const Walk w = in_units(c, walk, unit, x, out);
   if (w.n == 0) return make_entries(w, c.in[1]->numel, nullptr, false);
   const auto bytes = static_cast<int>(unit * static_cast<int64_t>(itemsize(x.dtype)));
-  run_kernel(pick_kernel, {.n = bytes | long_numbers(w)}, {blocks_for(w.n)}, w);
+  run_kernel(pick_kernel, {.n = bytes | long_indices(w)}, {blocks_for(w.n)}, w);
 }
 
 void add_cuda(const OpCall& c, const Walk& walk, const TensorImpl& src) {
@@ -219,9 +219,9 @@ void add_cuda(const OpCall& c, const Walk& walk, const TensorImpl& src) {
   const int64_t unit = unit_of(walk, out, src);
   Walk w = in_units(c, walk, unit, out, src);
   if (w.n == 0) return make_entries(w, c.in[1]->numel, nullptr, false);
-  Variant v{.t = out.dtype, .n = static_cast<int>(unit) | long_numbers(w)};
+  Variant v{.t = out.dtype, .n = static_cast<int>(unit) | long_indices(w)};
   const int64_t count = w.size[w.dim];
-  if (count <= kFew) return run_kernel(add_few_kernel, v, {blocks_for(w.n)}, w);
+  if (count <= kMaxSearched) return run_kernel(add_few_kernel, v, {blocks_for(w.n)}, w);
   const bool wide = w.limit >> 32 || count >> 32;
   const Tensor order = sorted(w, *c.in[1], wide);
   if (wide) v.n |= kWideEntries;

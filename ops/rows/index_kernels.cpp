@@ -11,9 +11,9 @@ namespace brrr {
 
 namespace {
 
-/// How the index walks along with the tensors: an index of the small tensor's shape names elements,
-/// any other slices along `dim`, which may be several dims of the small tensor then: those of the
-/// index of an embedding.
+/// The Walk of a call. An index of the small tensor's shape selects elements; any other selects
+/// slices along `dim`, which then may be several dims of the small tensor: those of an embedding's
+/// index.
 Walk walk_of(const TensorImpl& big, const TensorImpl& small, const TensorImpl& index,
              const int64_t* positions, int dim) {
   Walk w{};
@@ -71,7 +71,7 @@ struct Add {
   }
 };
 
-/// The innermost dim, from the given offsets.
+/// Runs the innermost dim from the given addresses on.
 template <class Op, class T> void run_row(const Walk& w, T* big, T* small, const int64_t* at) {
   const int last = w.ndim - 1;
   const int64_t n = w.size[last], s = w.small[last], i = w.index[last], step = w.big[w.dim];
@@ -89,20 +89,20 @@ template <class Op, class T> void run_row(const Walk& w, T* big, T* small, const
   for (int64_t j = 0; j < n; ++j) Op::one(big[j * b], small[j * s]);
 }
 
-/// Rows [begin, end) of all dims but the innermost.
+/// Runs rows [begin, end); a row is the innermost dim.
 template <class Op, class T>
 void run_rows(const Walk& w, T* big, T* small, int64_t begin, int64_t end) {
-  int64_t across[kMaxDims];  // Over the big tensor, but for the indexed dim.
-  std::copy_n(w.big, w.ndim, across);
-  across[w.dim] = 0;
-  DimWalk<3> walk(w.ndim - 1, w.size, {across, w.small, w.index}, begin);
+  int64_t outside[kMaxDims];  // Strides of the big tensor, 0 along the indexed dim.
+  std::copy_n(w.big, w.ndim, outside);
+  outside[w.dim] = 0;
+  DimWalk<3> walk(w.ndim - 1, w.size, {outside, w.small, w.index}, begin);
   for (; begin < end; ++begin, walk.next()) {
     run_row<Op>(w, big + walk.at[0], small + walk.at[1], w.at + walk.at[2]);
   }
 }
 
-// Threads share out dims other than the indexed one, so that no two of them write the same element
-// and each element receives its terms in index order.
+// Threads split dims other than the indexed one, so that no two of them write the same element and
+// each element receives its terms in index order.
 template <class Op, class T> void run(const Walk& w, char* big_data, char* small_data) {
   auto* big = reinterpret_cast<T*>(big_data);
   auto* small = reinterpret_cast<T*>(small_data);
@@ -144,14 +144,14 @@ void add(const Walk& w, TensorImpl& big, const TensorImpl& small) {
   kernel(w, big.data(), small.data());
 }
 
-// Whether two tensors of one shape are the same elements.
+// Whether two tensors of one shape are the same elements in memory.
 bool same_memory(const TensorImpl& a, const TensorImpl& b) {
   return a.data() == b.data() && a.dtype == b.dtype &&
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
-// Of slices without elements a GPU still looks at the positions, which the call has not.
-bool none_to_walk(const OpCall& c, const TensorImpl& small) {
+// For slices without elements a GPU's kernels still check the positions, which nothing has checked.
+bool is_empty_walk(const OpCall& c, const TensorImpl& small) {
   return small.numel == 0 && (small.device == kCPU || c.in[1]->numel == 0);
 }
 
@@ -165,7 +165,7 @@ DenseInput index_of(const OpCall& c) {
 void pick(OpCall& c) {
   const TensorImpl& x = *c.in[0];
   TensorImpl& out = *c.out[0].impl();
-  if (none_to_walk(c, out)) return;
+  if (is_empty_walk(c, out)) return;
   const DenseInput index = index_of(c);
   const Walk w = walk_of(x, out, *c.in[1], index.as<int64_t>(), dim_of(c.attrs));
   out.device == kCPU ? move(w, x, out) : pick_cuda(c, w);
@@ -189,7 +189,7 @@ void accumulate(OpCall& c) {
   } else if (!same_memory(sum, *base)) {
     copy_now(sum, *base);
   }
-  if (!none_to_walk(c, *src)) {
+  if (!is_empty_walk(c, *src)) {
     const Walk w = walk_of(sum, *src, *c.in[1], index.as<int64_t>(), dim_of(c.attrs));
     on_cpu ? add(w, sum, *src) : add_cuda(c, w, *src);
   }

@@ -1,4 +1,4 @@
-// Joining tensors along a dim.
+// Concatenation of tensors along a dim: cat and stack.
 #include <cstring>
 
 #include "core/check.h"
@@ -31,21 +31,21 @@ void cat_infer(OpCall& c) {
     check_fits(first, t, dim, static_cast<size_t>(i));
     m.dtype = promote(m.dtype, t.dtype);
     m.sizes[dim] += t.sizes[dim];
-    numel_of(m.sizes, c.op->name);  // Before the next: their sum could wrap around.
+    numel_of(m.sizes, c.op->name);  // Throws before the next addition could overflow.
   }
 }
 
-void place(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
+void copy_part(TensorImpl& out, const TensorImpl& t, int dim, int64_t begin) {
   if (t.numel == 0) return;
   const int64_t outer = lines_along(t, dim).outer;
-  // (Many runs of one element, as stack() makes them, are a walk with a stride.)
+  // Many runs of one element, as from stack(), are faster as one strided copy.
   constexpr int64_t many = 32;
   if (t.dtype != out.dtype || !t.contiguous() || (t.numel == outer && outer >= many)) {
     return copy_into_part(out, t, dim, begin);
   }
   const auto size = static_cast<int64_t>(itemsize(t.dtype));
-  const int64_t bytes = t.numel / outer * size;   // One run of t.
-  const int64_t step = out.numel / outer * size;  // From run to run in out.
+  const int64_t bytes = t.numel / outer * size;   // Of one run of t.
+  const int64_t step = out.numel / outer * size;  // From one run to the next in out.
   char* to = out.data() + begin * (step / out.sizes[dim]);
   const char* from = t.data();
   parallel_for(outer, std::max<int64_t>(1, kGrainBytes / bytes), [&](int64_t b, int64_t e) {
@@ -59,15 +59,15 @@ void cat_cpu(OpCall& c) {
   const int dim = dim_of(c.attrs);
   int64_t at = 0;
   for (int i = 0; i < c.n_in; ++i) {
-    place(*c.out[0].impl(), *c.in[i], dim, at);
+    copy_part(*c.out[0].impl(), *c.in[i], dim, at);
     at += c.in[i]->sizes[dim];
   }
 }
 
-// One kernel for all that lie dense in the result's dtype.
+// One kernel copies all parts that are contiguous and of the result's dtype.
 //
-// In units: `begin` of each part within a row of the result, and where the last one ends. Parts
-// without an address are somebody else's.
+// `begin`, in units: where each part begins within a row of the result, and where the last one
+// ends. Parts with a null address are copied separately.
 BRRR_DEVICE_STRUCT(CatArguments, {
   char* to;
   long units, row, parts;
@@ -134,7 +134,7 @@ void cat_vjp(VjpCall& v) {
 }
 
 const OpDef cat_row{"cat",
-                    "tensors one after the other along a dim",
+                    "tensors concatenated along a dim",
                     {.infer = cat_infer,
                      .kernel = {{cat_cpu}, {cat_cuda}},
                      .scratch = no_scratch,
@@ -151,7 +151,7 @@ Tensor cat(const std::vector<Tensor>& tensors, int64_t dim) {
   const int d = wrap_dim("cat", dim, static_cast<int>(tensors[0].dim()));
   const int n = static_cast<int>(tensors.size()), most = Inputs::kMost;
   if (n <= most) return call(cat_row, {tensors.data(), n}, DimAttrs{d});
-  // Longer lists are joined in groups, of what the whole list asks for.
+  // Longer lists are concatenated in groups, converted to the dtype of the whole list.
   DType dtype = tensors[0].dtype();
   for (size_t i = 1; i < tensors.size(); ++i) {
     check_fits(*tensors[0].impl(), *tensors[i].impl(), d, i);

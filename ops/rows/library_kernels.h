@@ -1,5 +1,5 @@
 #pragma once
-// What kernels of library rows share.
+// Helpers of the kernels of library rows.
 
 #include <cstring>
 #include <type_traits>
@@ -20,8 +20,8 @@ inline Lines lines_along(const TensorImpl& x, int dim) {
   return l;
 }
 
-/// f of x whose dim `dim` has been made the last one, and back: of rows that take the last. The
-/// others keep their order, so that those side by side in memory stay there.
+/// Applies f, which works along the last dim, along `dim`, by permuting it there and back. The
+/// other dims keep their order, so that adjacent contiguous ones stay so.
 template <class F> Tensor over_dim(const Tensor& x, int dim, const F& f) {
   const int last = x.dim() - 1;
   if (dim >= last) return f(x);
@@ -38,15 +38,15 @@ inline Tensor memory_view(const TensorImpl& t, const IntList& sizes, const IntLi
                           int64_t offset) {
   return tensor_on(*t.storage, t.dtype, sizes, strides, offset);
 }
-/// The same with dims a and b changed over.
+/// `t` with dims a and b swapped.
 inline Tensor swapped(const TensorImpl& t, int a, int b) {
   IntList sizes = t.size_list(), strides = t.stride_list();
   std::swap(sizes[a], sizes[b]);
   std::swap(strides[a], strides[b]);
   return memory_view(t, sizes, strides, t.offset);
 }
-/// Writes `t`, in any dtype and layout, into each `step`-th place of `out` along `dim` from
-/// `begin`.
+/// Writes `t`, of any dtype and layout, to every `step`-th index of `out` along `dim` from `begin`
+/// on.
 inline void copy_into_part(const TensorImpl& out, const TensorImpl& t, int dim, int64_t begin,
                            int64_t step = 1) {
   IntList strides = out.stride_list();
@@ -55,38 +55,38 @@ inline void copy_into_part(const TensorImpl& out, const TensorImpl& t, int dim, 
   copy_now(*memory_view(out, t.size_list(), strides, offset).impl(), t);
 }
 
-/// Whether the heads of [.., heads, length, width] lie side by side for each place in the length,
-/// as where one product has made them.
+/// Whether [.., heads, length, width] lies in memory as [.., length, heads, width], as when one
+/// product has computed all heads.
 inline bool is_by_length(const Tensor& t) {
   const IntList strides = t.strides();
   const int n = strides.size();
   return n > 2 && strides[n - 3] < strides[n - 2];
 }
 
-/// How an operand that broadcasts to `all` is cut where dim 0 of that is (see OpSpec::cut).
+/// The cut of an operand that broadcasts to `all`, which is cut along dim 0 (see OpSpec::cut).
 inline int cut_beside(const TensorImpl& t, const TensorImpl& all) {
   return t.ndim == all.ndim && t.sizes[0] == all.sizes[0] ? 0 : kWhole;
 }
 
-/// Of rows that move elements along one dim: by dim 0 where that is another.
+/// The cut of ops that move elements along one dim: along dim 0 if that is another one.
 inline int cut_outside_dim(const OpCall& c, int) { return dim_of(c.attrs) > 0 ? 0 : kUncut; }
 
-/// Integers wrap.
+/// a + b; integers wrap on overflow.
 template <class T> T wrapping_sum(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) return a + b;
   return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
 
-/// Fills contiguous memory of its own with zeros.
+/// Fills a contiguous tensor with zeros.
 inline void fill_zero(const TensorImpl& t) {
   if (t.device != kCPU) return zero_now(t);
   std::memset(t.data(), 0, static_cast<size_t>(t.numel) * itemsize(t.dtype));
 }
 
-/// The largest power of two that divides all numbers that were combined by or: what a thread may
-/// move at once, given addresses and lengths.
+/// The largest power of two that divides all values combined into `bits` by or: of addresses and
+/// lengths, the bytes that a thread may move at once.
 constexpr int64_t common_unit(uint64_t bits) { return static_cast<int64_t>(bits & -bits); }
-/// For kernels' texts: UnitOf<bytes>::type, up to 16.
+/// Kernel text: UnitOf<bytes>::type, for up to 16 bytes.
 inline constexpr char kUnitText[] = R"(
 template <int> struct UnitOf { using type = unsigned char; };
 template <> struct UnitOf<2> { using type = unsigned short; };

@@ -1,4 +1,4 @@
-// Losses: the mean of their parts, the sum, or the parts.
+// Losses, reduced to the mean or the sum of their parts, or not reduced.
 #include "core/autocast.h"
 #include "core/check.h"
 #include "ops/kinds/row.h"
@@ -11,12 +11,12 @@ namespace brrr {
 
 namespace {
 
-// Of each row the maximum and sum(exp(x - max)) are kept, not one logsumexp: beside a large maximum
-// a float has no room for the logarithm of the sum.
+// Rows return the maximum and sum(exp(x - max)) instead of one logsumexp: added to a large maximum,
+// the logarithm of the sum would lose its digits.
 //
 // With d = x - max, L = log(sum(exp(d))) and smoothing e over C classes, a row's loss is
 // L - (hit d[id] + miss sum(d)) where hit is 1 - e and miss e / C, as the targets sum to 1. Without
-// smoothing d[id] is all that is read of d, so that other classes may have logits of -inf.
+// smoothing the loss reads d[id] only, so that other classes may have logits of -inf.
 template <bool smooth> struct RowCrossEntropy {
   template <class X, class Id, class S> auto operator()(X x, Id id, S hit, S miss) const {
     const auto max = m::constant(row::max(x));
@@ -32,8 +32,8 @@ template <bool smooth> struct RowCrossEntropy {
       return std::tuple{loss(at_id), max, sum};
   }
 };
-// How many ids count is an operand: nothing of the gradient waits for a sum over the rows then, and
-// one kernel can have both.
+// The number of rows that count is an operand: the gradient then depends on no sum over the rows,
+// and one kernel can compute both.
 template <bool smooth> struct CrossEntropy {
   template <class X, class Id, class N, class S>
   auto operator()(X x, Id id, N count, S hit, S miss) const {
@@ -41,8 +41,8 @@ template <bool smooth> struct CrossEntropy {
     return std::tuple{row::total(loss) / count, max, sum};
   }
 };
-// (softmax - targets) * g of the row; 0 in rows that do not count. The softmax does not depend on
-// the maximum, so neither does its gradient.
+// (softmax - targets) * g; 0 in ignored rows. The softmax does not depend on the maximum that it
+// subtracts, so max is constant to second derivatives.
 constexpr auto row_cross_entropy_gradient = [](auto x, auto id, auto hit, auto miss, auto, auto max,
                                                auto sum, auto g) {
   const auto scale = 1.0 / sum;
@@ -61,7 +61,7 @@ const RowOp row_cross_entropy_row{"row_cross_entropy",       "-log softmax(logit
                                   RowCrossEntropyOperands{}, {"logits", "ids"},
                                   RowCrossEntropy<false>{},  row_cross_entropy_gradient};
 const RowOp smooth_row_cross_entropy_row{
-    "smooth_row_cross_entropy", "the same with a part of each target spread over the classes",
+    "smooth_row_cross_entropy", "row_cross_entropy with label smoothing",
     RowCrossEntropyOperands{},  {"logits", "ids"},
     RowCrossEntropy<true>{},    row_cross_entropy_gradient};
 
@@ -70,14 +70,13 @@ using CrossEntropyOperands =
 const RowOp cross_entropy_row{"cross_entropy",        "mean of row_cross_entropy over counted rows",
                               CrossEntropyOperands{}, {"logits", "ids", "count"},
                               CrossEntropy<false>{},  cross_entropy_gradient};
-const RowOp smooth_cross_entropy_row{
-    "smooth_cross_entropy", "the same with a part of each target spread over the classes",
-    CrossEntropyOperands{}, {"logits", "ids", "count"},
-    CrossEntropy<true>{},   cross_entropy_gradient};
+const RowOp smooth_cross_entropy_row{"smooth_cross_entropy", "cross_entropy with label smoothing",
+                                     CrossEntropyOperands{}, {"logits", "ids", "count"},
+                                     CrossEntropy<true>{},   cross_entropy_gradient};
 
 // --- the others ----------------------------------------------------------------------------------
 
-// By element. A row, because max(x, 0) + log1p(exp(-|x|)) taken apart has a wrong gradient at 0.
+// A row of its own: composed of ops, max(x, 0) + log1p(exp(-|x|)) has a wrong gradient at 0.
 const PointwiseOp bce_with_logits_row{
     "bce_with_logits",
     "max(x, 0) - x * t + log1p(exp(-|x|)), by element",
@@ -94,7 +93,7 @@ void check_pair(const char* op, const Tensor& a, const Tensor& b) {
 Tensor reduced(const Tensor& parts, Reduction how) {
   return how == Reduction::None ? parts : how == Reduction::Sum ? sum(parts) : mean(parts);
 }
-// A mask may be a target, but bool has no differences. Under autocast losses widen, each part too.
+// Bool, which has no subtraction, takes the other's dtype. Autocast widens losses, unreduced too.
 Tensor operand(const Tensor& x, const Tensor& other) {
   const DType t = x.dtype() == kBool ? other.dtype() : x.dtype();
   return x.to(autocast_dtype() != kFloat32 && is_floating(t) ? compute_type(t) : t);

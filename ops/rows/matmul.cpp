@@ -1,5 +1,5 @@
-// Matrix products. Strided operands go to gemm as they lie where one of their two dims is dense;
-// 16-bit floats are computed in float32 and rounded once; integers are exact.
+// Matrix products. gemm reads operands in place if one of their two dims is contiguous; 16-bit
+// floats are computed in float32 and rounded once; integers are exact modulo 2^bits.
 #include <algorithm>
 #include <type_traits>
 
@@ -64,24 +64,24 @@ void linear_infer(OpCall& c) {
 
 // --- kernels -------------------------------------------------------------------------------------
 
-constexpr int64_t kGrain = 1 << 15;  // Elements, or multiplications by 16, worth a thread.
+constexpr int64_t kGrain = 1 << 15;  // Work worth a thread: elements, or multiplications / 16.
 
-/// C = A B in modular arithmetic, for integers: columns whose sums are four vectors at a time.
+/// C = A B modulo 2^bits, for integers: accumulates four vectors of columns at a time.
 template <class T>
 void integer_product(const Matrices& a, const Matrices& b, const T* pa, const T* pb, T* c) {
   using U = std::make_unsigned_t<T>;
-  constexpr int64_t kMany = 256 / sizeof(T);
+  constexpr int64_t kCols = 256 / sizeof(T);
   const int64_t n = b.cols, work = std::max<int64_t>(1, a.cols * n / 16), by = b.col_stride;
   parallel_for(a.rows, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
-    for (int64_t j = 0; j < n; j += kMany) {
-      const int64_t cols = std::min(kMany, n - j);
+    for (int64_t j = 0; j < n; j += kCols) {
+      const int64_t cols = std::min(kCols, n - j);
       for (int64_t i = begin; i < end; ++i) {
-        U sum[kMany] = {};
+        U sum[kCols] = {};
         for (int64_t k = 0; k < a.cols; ++k) {
           const U x = static_cast<U>(pa[i * a.row_stride + k * a.col_stride]);
           const T* y = pb + k * b.row_stride + j * by;
-          if (cols == kMany && by == 1) {
-            for (int64_t l = 0; l < kMany; ++l) sum[l] += x * static_cast<U>(y[l]);
+          if (cols == kCols && by == 1) {
+            for (int64_t l = 0; l < kCols; ++l) sum[l] += x * static_cast<U>(y[l]);
           } else {
             for (int64_t l = 0; l < cols; ++l) sum[l] += x * static_cast<U>(y[l * by]);
           }
@@ -111,15 +111,15 @@ EACH_KERNEL(integer_product, IntegerProduct, 256, at, p.m * p.n) {
 }
 )"}};
 
-/// The right operand as it is multiplied.
+/// The right operand; that of linear is the transposed weight.
 Matrices right_of(const OpCall& c) {
   Matrices b(*c.in[1], false);
-  if (c.op->infer == linear_infer) b.set_own(turned(*b.t));
+  if (c.op->infer == linear_infer) b.set_own(transposed(*b.t));
   return b;
 }
 
 Gemm gemm_of(const Matrices& a, const Matrices& b, DType dtype, char* c) {
-  // A plan asks for what is nowhere yet.
+  // The planner asks about operands that have no memory yet.
   const auto at = [](const Matrices& o) { return o.t->storage->data ? o.t->data() : nullptr; };
   const Layout la = gemm_layout(a), lb = gemm_layout(b);
   return {dtype, la.trans, lb.trans, a.rows, b.cols, a.cols, at(a), la.ld, at(b), lb.ld, c, b.cols};
@@ -142,7 +142,7 @@ void integers(const Matrices& a, const Matrices& b, int64_t at, int64_t bt, DTyp
   dtype == kInt64 ? run(int64_t{}) : run(int32_t{});
 }
 
-// Whether parts of the product are some of the terms of its sums, not some of its rows.
+// Whether parts of the product are ranges of the inner dim (terms of its sums), not of its rows.
 bool is_cut_by_terms(const TensorImpl& left) {
   return left.ndim == 2 && left.strides[0] < left.strides[1];
 }
@@ -185,13 +185,13 @@ void products(const Matrices& a, const Matrices& b, const TensorImpl& out, int d
   }
 }
 
-/// Whether the right operand has no batch: that of the left one becomes rows.
-bool joins_rows(const OpCall& c) { return c.in[1]->ndim <= 2 && c.in[0]->ndim > 2; }
+/// Whether the left operand's batch is flattened into rows, as the right one has none.
+bool flattens_rows(const OpCall& c) { return c.in[1]->ndim <= 2 && c.in[0]->ndim > 2; }
 
-/// Whether the left operand, whose rows are joined where that is so, is to be copied.
+/// Whether the left operand must be copied. With flattens_rows() also flattens it where possible.
 bool is_copied(const OpCall& c, Matrices& left) {
-  if (!joins_rows(c)) return !readable(left);
-  return left.t->dtype != product_dtype(*c.out[0].impl()) || !join_rows(left);
+  if (!flattens_rows(c)) return !readable(left);
+  return left.t->dtype != product_dtype(*c.out[0].impl()) || !flatten_rows(left);
 }
 
 /// The product of padded operands into `out`.
@@ -199,14 +199,14 @@ void multiply_padded(Matrices& a, Matrices& b, const Padding& to, DType dtype, T
   const int64_t m = a.rows, n = b.cols;
   pad(a, to.m, to.k);
   pad(b, to.k, to.n);
-  const int64_t apart = out.storage->gaps ? out.strides[out.ndim - 2] : n;
+  const int64_t pitch = out.storage->gaps ? out.strides[out.ndim - 2] : n;
   const IntList steps{to.n, 1};
-  if (!to.result || (apart == to.n && has_room(out, to.m, to.n, steps))) {
+  if (!to.result || (pitch == to.n && has_room(out, to.m, to.n, steps))) {
     return product(a, b, dtype, out.data(), Share::All, nullptr);
   }
   const Tensor whole = raw_empty({to.m, to.n}, dtype, out.device);
   product(a, b, dtype, whole.impl()->data(), Share::All, nullptr);
-  copy_now(*memory_view(out, {m, n}, {apart, 1}, out.offset).impl(),
+  copy_now(*memory_view(out, {m, n}, {pitch, 1}, out.offset).impl(),
            *memory_view(*whole.impl(), {m, n}, {to.n, 1}, 0).impl());
 }
 
@@ -219,8 +219,8 @@ void multiply(OpCall& call) {
   const int batch_dims = right.ndim <= 2 ? 0 : out.ndim - (left.ndim > 1) - 1;
   if (!readable(b)) make_copy(b);
   if (is_copied(call, a)) {
-    make_copy(a, !joins_rows(call));
-    if (joins_rows(call)) join_rows(a);
+    make_copy(a, !flattens_rows(call));
+    if (flattens_rows(call)) flatten_rows(a);
   }
   if (const Padding to(a, b, dtype, out.device); batch_dims == 0 && to.any) {
     return multiply_padded(a, b, to, dtype, out);
@@ -230,8 +230,8 @@ void multiply(OpCall& call) {
   if (batch_dims == 0) {
     product(a, b, dtype, c, call.share, call.kept);
   } else {
-    spread(a, out, batch_dims);
-    spread(b, out, batch_dims);
+    broadcast_batch(a, out, batch_dims);
+    broadcast_batch(b, out, batch_dims);
     const int64_t area = a.rows * b.cols, work = std::max<int64_t>(1, area * a.cols / 16);
     const bool alone = out.device.type == DeviceType::CUDA;  // The CPU only queues.
     const int64_t n = out.numel / area, grain = alone ? n : std::max<int64_t>(1, kGrain / work);
@@ -253,13 +253,13 @@ int64_t product_scratch(const OpCall& c) {
          (out.dtype != product_dtype(out) ? copy_of(out) : 0);
 }
 
-// By rows of the left operand or, where it is a transposed matrix, by terms of the sums.
+// Cut by rows of the left operand or, if that is a transposed matrix, along the inner dim.
 int product_cut(const OpCall& c, int operand) {
   const TensorImpl &left = *c.in[0], &right = *c.in[1], &out = *c.out[0].impl();
   Matrices a(left, true), b = right_of(c);
   if (left.device != kCPU || left.ndim < 2 || right.ndim != 2 || out.numel == 0) return kUncut;
   const bool terms = is_cut_by_terms(left);
-  if (!readable(b) || (terms ? !readable(a) || out.dtype != left.dtype : !join_rows(a))) {
+  if (!readable(b) || (terms ? !readable(a) || out.dtype != left.dtype : !flatten_rows(a))) {
     return kUncut;
   }
   if (!host::is_chain(gemm_of(a, b, product_dtype(out), nullptr))) return kUncut;
@@ -267,16 +267,16 @@ int product_cut(const OpCall& c, int operand) {
   return (terms ? by_terms : by_rows)[operand];
 }
 
-// The right operand, packed, where parts are rows of the left one.
+// The packed right operand, if parts are rows of the left one.
 int64_t product_keeps(const OpCall& c) {
   const TensorImpl &left = *c.in[0], &out = *c.out[0].impl();
   Matrices a(left, true), b = right_of(c);
-  if (is_cut_by_terms(left) || !readable(b) || !join_rows(a)) return 0;
+  if (is_cut_by_terms(left) || !readable(b) || !flatten_rows(a)) return 0;
   return host::packed_right_bytes(gemm_of(a, b, product_dtype(out), nullptr));
 }
 
-// What padded operands take.
-MatrixRoom product_room(const OpCall& c, int operand) {
+// The layout of padded operands.
+MatrixPadding product_room(const OpCall& c, int operand) {
   const TensorImpl &left = *c.in[0], &right = *c.in[1], &out = *c.out[0].impl();
   Matrices a(left, true), b = right_of(c);
   if (left.ndim < 2 || right.ndim != 2 || out.numel == 0 || !readable(b) || is_copied(c, a)) {
@@ -286,12 +286,12 @@ MatrixRoom product_room(const OpCall& c, int operand) {
   if (!to.any) return {};
   if (operand == 2) return {to.m, to.n};
   const bool is_left = operand == 0;
-  MatrixRoom room = is_left ? MatrixRoom{to.m, to.k} : MatrixRoom{to.k, to.n};
+  MatrixPadding room = is_left ? MatrixPadding{to.m, to.k} : MatrixPadding{to.k, to.n};
   if (gemm_layout(is_left ? a : b).trans) std::swap(room.rows, room.pitch);
   return room;
 }
 
-// Two operations for each pair of factors.
+// A multiplication and an addition for each pair of factors.
 Work product_work(const OpCall& c) {
   const TensorImpl& a = *c.in[0];
   const auto length = static_cast<double>(a.sizes[a.ndim - 1]);
@@ -301,7 +301,7 @@ Work product_work(const OpCall& c) {
 
 // --- gradients and rows --------------------------------------------------------------------------
 
-/// [rows, columns], the leading dims joined.
+/// [rows, columns], with the leading dims flattened.
 Tensor as_matrix(const Tensor& t) {
   const IntList sizes = t.sizes();
   const IntList leading(sizes.data(), static_cast<size_t>(sizes.size() - 1));
@@ -333,7 +333,7 @@ void matmul_vjp(VjpCall& v) {
 
 void linear_vjp(VjpCall& v) {
   const Tensor& g = v.gout[0];
-  // The weight's first: it is the last to read x, whose memory the gradient of x may then have.
+  // The weight's gradient first: it is the last reader of x, whose memory the other may then reuse.
   if (v.needs(1)) v.gin[1] = matmul(as_matrix(g).t(), as_matrix(v.input(0)));
   if (v.needs(0)) v.gin[0] = matmul(g, v.input(1));
 }
@@ -375,7 +375,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     BRRR_CHECK(b.dtype() == y.dtype() && b.device() == weight.device(),
                "linear: bias is {} on {}, weight {} on {}; convert one with to()", describe(bias),
                name(bias.device()), describe(weight), name(weight.device()));
-    y.add_(b);  // In place: nobody else has the product.
+    y.add_(b);  // In place: nothing else refers to the product.
   }
   return y;
 }

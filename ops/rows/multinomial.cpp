@@ -1,5 +1,5 @@
-// Draws of positions by weight. Every sample is a pure function of (seed, draw, element), in 53-bit
-// uniforms: words 2i and 2i + 1 of the draw make number i.
+// Sampling of positions by weight. Each sample is a pure function of (seed, draw, element), from
+// 53-bit uniforms: words 2i and 2i + 1 of the draw form uniform i.
 #include <algorithm>
 
 #include "core/call.h"
@@ -17,15 +17,15 @@ namespace brrr {
 // clang-format off
 namespace vx {
 BRRR_DEVICE_FUNCTIONS(kDrawText,
-  /* A uniform in [0, 1), a multiple of 2^-53, of two random words. */
+  /* A uniform in [0, 1), a multiple of 2^-53, from two random words. */
   BRRR_VX double uniform53(unsigned low, unsigned high) {
     return (double)(((unsigned long)high << 32 | low) >> 11) * 0x1p-53;
   }
   BRRR_VX bool valid_weight(double w) { return w >= 0 && w - w == 0; }
-  /* The first of n positions whose running sum exceeds a uniform share of the total, so that a
-     weight of 0 is never drawn. The share may round up to the total: then the last positive one. */
+  /* The first of n positions whose cumulative sum exceeds u * total, so that a weight of 0 is never
+     drawn. u * total may round up to the total: then the position of the last positive weight. */
   template <class Sums> BRRR_VX long drawn(const Sums& sum, long n, double total, double u) {
-    const double scale = total < 0x1p-900 ? 0x1p900 : 1;  /* Of a few smallest numbers. */
+    const double scale = total < 0x1p-900 ? 0x1p900 : 1;  /* Against underflow. */
     total *= scale;
     const double share = u * total;
     long low = 0, high = n - 1;
@@ -37,7 +37,7 @@ BRRR_DEVICE_FUNCTIONS(kDrawText,
     }
     return low;
   }
-  /* When an exponential clock of rate w rings: the logarithm of E / w, of a uniform u. */
+  /* The time at which an exponential clock of rate w rings, as log(E / w), from a uniform u. */
   template <class V> BRRR_VX V ringing(V u, V w) { return log(-log(1.0 - u)) - log(w); }
 );
 }  // namespace vx
@@ -45,19 +45,19 @@ BRRR_DEVICE_FUNCTIONS(kDrawText,
 
 namespace {
 
-/// Weights whose running sums a thread makes, for draws with replacement on any device.
+/// Weights per part of the cumulative sums (a GPU thread's part), for sampling with replacement.
 constexpr int64_t kDrawPart = 256;
 
 struct MultinomialAttrs {
   int64_t samples, replacement;
   uint64_t seed, draw;
 };
-/// One sample is the same with replacement, which costs less.
+/// A single sample is drawn as with replacement, which is cheaper.
 bool with_replacement(const MultinomialAttrs& a) { return a.replacement || a.samples == 1; }
 
 constexpr int64_t kGrain = 1 << 12;  // Elements worth a thread.
 
-/// f(i, lanes, uniforms i .. i + 15) for n numbers.
+/// Calls f(i, lanes, uniforms i .. i + 15) until there are n uniforms.
 template <class F> void for_uniforms(const MultinomialAttrs& a, int64_t n, const F& f) {
   parallel_for((n + 15) / 16, kGrain / 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * 16; i < std::min(end * 16, n); i += 16) {
@@ -104,7 +104,7 @@ void check_weights(const OpCall& c) {
 
 // --- on the CPU ----------------------------------------------------------------------------------
 
-// Which clocks ring first, on any device: as many of each row as are drawn.
+// The positions of each row's first clocks, as many as are sampled, in order; on any device.
 void draw_first(const OpCall& c, const Tensor& clocks, void (*order)(OpCall&)) {
   TensorImpl* in[] = {clocks.impl()};
   OpCall first(*c.op, in, 1);
@@ -132,9 +132,9 @@ void multinomial_cpu(OpCall& c) {
     });
     return draw_first(c, weights, order_cpu);
   }
-  // The inverse of the running sums. Each part of kDrawPart weights is summed by itself, from its
-  // first, then the sum of what comes before is added to each: an order that a GPU can follow side
-  // by side, and never falling.
+  // Inverts the cumulative sums. Each part of kDrawPart weights is summed by itself from its first,
+  // then the sum of the earlier parts is added to each: an order that a GPU can follow in parallel
+  // and that keeps the sums monotonic.
   for (int64_t r = 0; r < rows; ++r) {
     double *sums = w + r * n, before = 0;
     for (int64_t begin = 0; begin < n; begin += kDrawPart) {
@@ -155,11 +155,11 @@ void multinomial_cpu(OpCall& c) {
 
 // --- on a GPU ------------------------------------------------------------------------------------
 
-// The CPU's samples; the log of float64 may differ in its last bit, and with it the order of two
-// clocks that are that close.
+// The CPU's samples, except that a float64 log may differ in its last bit and swap two clocks that
+// are that close.
 //
-// Running sums within parts of 256 weights, and for each row what comes before each part and, last,
-// its total: NaN if a weight cannot be taken.
+// `sums`: cumulative sums within parts of 256 weights, or clocks. `before`: for each row the sum
+// before each part and, last, the total: NaN if a weight is invalid.
 BRRR_DEVICE_STRUCT(DrawByWeight, {
   const char* weights;
   char *sums, *before, *out, *fault;
@@ -227,7 +227,7 @@ EACH_KERNEL(clocks, DrawByWeight, 256, i, p.rows * p.n) {
 }
 )"}};
 
-// A clock that never rings has been drawn if there are fewer positive weights than samples.
+// With fewer positive weights than samples, the last sample of a row is a clock that never rings.
 constexpr DeviceKernel last_kernel{"last_clock", DrawByWeightText, 64, {R"(
 EACH_KERNEL(last_clock, DrawByWeight, 64, row, p.rows) {
   const long at = ((const long*)p.out)[(row + 1) * p.samples - 1];
@@ -287,7 +287,7 @@ void multinomial_infer(OpCall& c) {
   c.meta[0].sizes[x.ndim - 1] = a.samples;
 }
 
-// Weights in double, and what putting them in order takes.
+// Weights in double, and the entries to sort them.
 int64_t multinomial_scratch(const OpCall& c) {
   return scratch_for(c.in[0]->numel, sizeof(double)) + scratch_for(c.in[0]->numel, sizeof(Wide));
 }

@@ -1,4 +1,4 @@
-// Layer norm and root-mean-square norm. They keep the statistics as results.
+// Layer norm and root-mean-square norm. The rows return their statistics for the gradients.
 #include "core/check.h"
 #include "ops/kinds/row.h"
 #include "ops/nn_ops.h"
@@ -7,8 +7,8 @@ namespace brrr {
 
 namespace {
 
-// The mean of the weighted gradient and what goes along the normalized row cannot change x: both
-// are taken away.
+// The output does not change when x moves along a row of ones or along the normalized row h: the
+// gradient subtracts the mean of the weighted gradient and its projection on h.
 const RowOp layer_norm_row{
     "layer_norm",
     "(x - mean) / sqrt(var + eps) * weight + bias over trailing dims",

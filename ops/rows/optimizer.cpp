@@ -1,4 +1,4 @@
-// Rows: the updates of optimisers. The order of operations is PyTorch's.
+// Rows: optimiser updates, in PyTorch's order of operations.
 #include "ops/optimizer_ops.h"
 
 #include "ops/kinds/pointwise.h"
@@ -7,11 +7,11 @@ namespace brrr {
 
 namespace {
 
-// Tests sample every operand between these, so that second moments are positive and powers below 1.
+// Tests sample every operand from [lo, hi]: second moments are positive, powers are below 1.
 constexpr PointwiseTraits kTraits{.lo = 0.1, .hi = 0.9};
 constexpr PointwiseTraits kUnlessTraits{.condition = 1, .lo = 0.1, .hi = 0.9};
 
-/// F behind a condition: where `skip` holds, result k is the operand Kept[k] as it was.
+/// F predicated by `skip`: where it is true, result k is the unchanged operand Kept[k].
 template <class F, size_t... Kept> struct Unless {
   template <class T, class... X>
   requires(sizeof...(X) == OperandsOf<F, Integers<>>::count) [[gnu::always_inline]] auto operator()(
@@ -27,8 +27,8 @@ template <class F, size_t... Kept> struct Unless {
   }
 };
 
-/// An update and its predicated twin, "<name>_unless". A row of its own, so that updates that are
-/// never skipped pay nothing.
+/// An update and its predicated variant "<name>_unless", a separate row so that updates that are
+/// never skipped pay nothing for it.
 template <size_t... Kept> class Update {
  public:
   template <class F>
@@ -42,19 +42,19 @@ template <size_t... Kept> class Update {
   PointwiseOp always_, unless_;
 };
 
-// The gradient of the loss and of the penalty: none is none, also where p is infinite.
+// The gradient with weight decay added; without decay it is g, even where p is infinite.
 constexpr auto kDecayed = [](auto p, auto g, auto wd) {
   return m::where(wd == 0.0, g, g + wd * p);
 };
 
-// Without gradients a moment would fade for ever among denormal numbers, which take some processors
-// a hundred cycles each: AdamW's step 7 times as long, from the 820th on. So it becomes zero; a
-// first one early enough that its products with a rate are none either.
-constexpr auto kFaded = [](auto moment) {
+// Once gradients stop, a moment would stay denormal for ever, which costs some processors a hundred
+// cycles per operation: AdamW's step takes 7 times as long from the 820th on. So it is flushed to
+// zero; a first moment early enough that its products with a learning rate are not denormal either.
+constexpr auto kFlushed = [](auto moment) {
   return m::where(m::abs(moment) < 0x1p-100, 0.0, moment);
 };
-// One whose root is something beside eps is kept: with a small eps it is what a step is divided by.
-constexpr auto kFadedSquare = [](auto moment, auto eps) {
+// A second moment is kept while its root is not negligible beside eps: the step is divided by it.
+constexpr auto kFlushedSquare = [](auto moment, auto eps) {
   return m::where(moment < m::min(eps * eps * 0x1p-20, 0x1p-126), 0.0, moment);
 };
 
@@ -65,7 +65,7 @@ const Update<0> sgd_update{
 template <bool nesterov> struct Momentum {
   template <class T> auto operator()(T p, T g, T buffer, T lr, T momentum, T wd) const {
     auto d = kDecayed(p, g, wd);
-    auto b = kFaded(momentum * buffer + d);
+    auto b = kFlushed(momentum * buffer + d);
     if constexpr (nesterov) d = d + momentum * b;
     return std::tuple{p - lr * (nesterov ? d : b), b};
   }
@@ -77,8 +77,8 @@ const Update<0, 2> sgd_nesterov_update{
     "sgd_nesterov_step", "sgd_nesterov_step_unless",
     "gradient descent with Nesterov's momentum: p and its buffer", Momentum<true>{}};
 
-// Powers by products, not by pow: exact to the bit on every device, and cheap. The corrections are
-// those of the step that may be skipped; nothing reads them then.
+// Powers by products, not by pow: the same bits on every device, and cheap. A skipped step computes
+// its corrections all the same; nothing reads them.
 const Update<0, 1> adam_scalars_update{
     "adam_scalars", "adam_scalars_unless", "beta powers of the next step and the bias corrections",
     [](auto power1, auto power2, auto beta1, auto beta2) {
@@ -87,7 +87,7 @@ const Update<0, 1> adam_scalars_update{
       return std::tuple{p1, p2, 1.0 / (1.0 - p1), 1.0 / m::sqrt(1.0 - p2)};
     }};
 
-// 1 - beta comes as an operand w: in float32 the difference would lose half its digits.
+// w is 1 - beta, an operand computed in double: in float32 it would lose half its digits.
 template <bool decoupled> struct Adam {
   template <class T>
   auto operator()(T p, T g, T avg, T avg_sq, T step_factor, T root_factor, T lr, T w1, T beta2,
@@ -96,10 +96,10 @@ template <bool decoupled> struct Adam {
       p = p * (1.0 - lr * wd);
     else
       g = kDecayed(p, g, wd);
-    // From the nearer end, so that a beta of 0 leaves g itself, however small beside the mean.
-    auto far = w1 < 0.5;
-    auto a = kFaded(m::where(far, avg, g) + m::where(far, w1, w1 - 1.0) * (g - avg));
-    auto s = kFadedSquare(avg_sq * beta2 + w2 * g * g, eps);
+    // Interpolates from the nearer end: a beta of 0 gives g exactly, however small beside avg.
+    auto near_avg = w1 < 0.5;
+    auto a = kFlushed(m::where(near_avg, avg, g) + m::where(near_avg, w1, w1 - 1.0) * (g - avg));
+    auto s = kFlushedSquare(avg_sq * beta2 + w2 * g * g, eps);
     auto denominator = m::sqrt(s) * root_factor + eps;
     return std::tuple{p - lr * step_factor * a / denominator, a, s};
   }
@@ -109,10 +109,10 @@ const Update<0, 2, 3> adam_step_update{"adam_step", "adam_step_unless",
 const Update<0, 2, 3> adamw_step_update{"adamw_step", "adamw_step_unless",
                                         "AdamW: p, exp_avg and exp_avg_sq", Adam<true>{}};
 
-// Calls take cells as non-const because a recording keeps them; nothing here writes one.
+// PointwiseCall takes non-const cells because a recording keeps them; nothing here writes one.
 ControlCell& cell(const ControlCell& c) { return const_cast<ControlCell&>(c); }
 
-/// One call of the row that `skip` chooses.
+/// Calls the variant that `skip` selects, writing `results` in place.
 template <class Rows, class... Operands>
 void step(const Rows& rows, const Tensor& skip, std::initializer_list<Tensor> results,
           Operands&&... operands) {

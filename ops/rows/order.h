@@ -1,7 +1,7 @@
 #pragma once
-// What sorting, the k largest and draws without replacement share: keys that order like numbers,
-// with the position in the lower part, so that no two entries are equal and every way of sorting
-// them gives the same result: ties in order of position.
+// Shared by sort, topk and sampling without replacement: entries of a key, which orders like the
+// numbers, and below it the position. No two entries are equal, so every correct sort gives the
+// same result, with ties in order of position.
 
 #include <cstdint>
 
@@ -11,7 +11,7 @@
 
 namespace brrr {
 
-// Unsigned integers in the order of the numbers; -0 is 0, and every NaN is greater than all else.
+// Unsigned integers that order like the numbers; -0 equals 0, and NaN is greater than all else.
 // clang-format off
 BRRR_DEVICE_FUNCTIONS(OrderKeyText,
   BRRR_VX unsigned order_key(float x) {
@@ -26,7 +26,7 @@ BRRR_DEVICE_FUNCTIONS(OrderKeyText,
   BRRR_VX unsigned long order_key(long x) { return (unsigned long)x ^ 1ul << 63; }
 );
 
-// Entries, a key with a position: a narrow one for keys and positions below 2^32.
+// Entries of a key and a position, narrow ones if keys and positions are below 2^32.
 BRRR_DEVICE_FUNCTIONS(kEntryText,
   struct Narrow { unsigned long word; };
   struct Wide {
@@ -53,21 +53,21 @@ BRRR_DEVICE_FUNCTIONS(kEntryText,
 
 struct OrderAttrs {
   int64_t descending;
-  int64_t most = -1;  ///< Elements that are asked for; -1: all.
+  int64_t most = -1;  ///< Elements wanted of each row; -1: all.
 };
 
-/// The kernels of argsort and topk: of each row, positions of as many elements as the result has.
+/// The kernels of argsort and topk: positions of each row's first elements, as many as out has.
 void order_cpu(OpCall& c);
 void order_cuda(OpCall& c);
 
 // --- on a GPU (sort_cuda.cpp) --------------------------------------------------------------------
 
-/// Room for rows of entries on a GPU: [rows, n, words of an entry].
+/// Memory for rows of entries on a GPU: [rows, n, words of an entry].
 inline Tensor entry_rows(bool wide, int64_t rows, int64_t n, Device device) {
   return raw_empty({rows, n, wide ? 2 : 1}, kInt64, device);
 }
 
-/// The first k > 0 entries of each row, to be sorted by itself, in order, k in a row; or only their
+/// Sorts each row of entries and returns its first k > 0 of them, k in a row; or writes only their
 /// positions, to `positions`.
 Tensor sort_entries(const Tensor& entries, int64_t k, char* positions = nullptr);
 

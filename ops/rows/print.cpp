@@ -1,4 +1,4 @@
-// Tensors as text, as PyTorch's Python repr writes them.
+// Tensors as text, in the format of PyTorch's Python repr.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -16,18 +16,18 @@ namespace {
 constexpr int64_t kEdge = 3, kThreshold = 1000, kLineWidth = 80;
 constexpr int64_t kIndent = 7;  // "tensor("
 
-// The elements of a tensor as columns of one width, which the elements shown decide.
+// Formats a tensor's elements in columns of one width, determined by the elements shown.
 class Columns {
  public:
   explicit Columns(const TensorImpl& t) : t_(t), short_(t.numel > kThreshold) {
     double low = HUGE_VAL, high = 0;
-    each_telling([&](int64_t, double x) {
+    each_measured([&](int64_t, double x) {
       low = std::min(low, x);
       high = std::max(high, x);
       whole_ &= x == std::ceil(x);
     });
     if (high > 0) exponent_ = high / low > 1000 || high > 1e8 || low < 1e-4;
-    each_telling([&](int64_t at, double) { width_ = std::max(width_, plain(at).size()); });
+    each_measured([&](int64_t at, double) { width_ = std::max(width_, plain(at).size()); });
   }
   std::string text() const { return text(0, 0, kIndent); }
 
@@ -47,7 +47,7 @@ class Columns {
     return v;
   }
 
-  // f(offset) for the entries of dim `d` that are shown, g() where some are left out.
+  // Calls f(offset) for each entry of dim `d` that is shown, g() where some are left out.
   template <class F, class G> void each(int d, int64_t at, const F& f, const G& g) const {
     for (int64_t i = 0; i < t_.sizes[d]; ++i) {
       if (cut(d) && i == kEdge) {
@@ -63,9 +63,9 @@ class Columns {
     each(d, at, further, [] {});
   }
 
-  // f(offset, size) for all elements shown but zeros, infinities and NaNs of floats, which do not
-  // decide the width: "inf" and "nan" may stick out.
-  template <class F> void each_telling(const F& f) const {
+  // Calls f(offset, magnitude) for the elements shown that determine the width: all but zeros,
+  // infinities and NaNs of floats ("inf" and "nan" may be wider than the column).
+  template <class F> void each_measured(const F& f) const {
     each_element(0, 0, [&](int64_t at) {
       const double x = is_floating(t_.dtype) ? std::fabs(value<double>(at)) : 1;
       if (x != 0 && std::isfinite(x)) f(at, x);
@@ -85,7 +85,7 @@ class Columns {
 
   std::string padded(int64_t at) const { return fmt::format("{:>{}}", plain(at), width_); }
 
-  // Dims from `d` on: numbers in as many columns as a line has, or blocks below each other.
+  // Dims from `d` on: the last dim in as many columns as fit a line, others as stacked blocks.
   std::string text(int d, int64_t at, int64_t indent) const {
     if (t_.ndim == 0) return padded(at);
     const int deeper = t_.ndim - 1 - d;
@@ -115,7 +115,7 @@ std::vector<std::string> suffixes(const TensorImpl& t) {
   std::vector<std::string> all;
   if (t.device.type != DeviceType::CPU) all.push_back("device='" + name(t.device) + "'");
   if (t.numel == 0 && t.ndim != 1) all.push_back("size=" + tuple(t.size_list()));
-  // An empty int64 or bool tensor has no elements that would tell its dtype.
+  // The elements of an int64 or bool tensor show its dtype; an empty one has none.
   if (t.dtype != kFloat32 && (t.numel == 0 || (t.dtype != kInt64 && t.dtype != kBool))) {
     all.push_back(std::string("dtype=") + name(t.dtype));
   }
@@ -135,7 +135,7 @@ std::string Tensor::to_string() const {
   check_host_access("to_string", &t);
   const Tensor host = t.device.type == DeviceType::CPU ? *this : detach().to(kCPU);
   std::string out = "tensor(" + (t.numel ? Columns(*host.impl()).text() : std::string("[]"));
-  // Two columns more than the last line has, as PyTorch counts; npos is -1 here.
+  // PyTorch counts two columns more than the last line has; npos acts as -1 here.
   size_t line = out.size() - out.rfind('\n') + 1;
   for (const std::string& s : suffixes(t)) {
     if (line + s.size() + 2 > kLineWidth) {

@@ -1,6 +1,6 @@
 #pragma once
-// The operands of a matrix product: where their matrices lie, what a gemm reads in place, and
-// copies of the rest.
+// The operands of a matrix product: the layout of their matrices, which of them a gemm reads in
+// place, and copies of the others.
 
 #include <algorithm>
 
@@ -16,9 +16,9 @@ struct Matrices {
   const TensorImpl* t;
   int64_t rows, cols, row_stride, col_stride;
   int64_t batch_stride[kMaxDims];
-  Tensor own;  ///< What `t` points to where the input as it is would not do.
+  Tensor own;  ///< Owns `t` if that is not the input itself.
 
-  /// A single dim is a row of the left operand, a column of the right one.
+  /// A 1-d tensor is a row as left operand, a column as right one.
   Matrices(const TensorImpl& from, bool is_left) {
     if (from.ndim >= 2) {
       set(from);
@@ -44,7 +44,7 @@ struct Matrices {
   }
 };
 
-/// Whether gemm can read a matrix where it lies, and how.
+/// Whether gemm can read a matrix in place, whether as a transposed one, and the leading dimension.
 struct Layout {
   bool fits, trans;
   int64_t ld;
@@ -59,34 +59,35 @@ inline Layout gemm_layout(const Matrices& o) {
   return {fits, true, o.col_stride};
 }
 
-/// What gemm takes: a GPU multiplies 16-bit floats as they are.
+/// The dtype that gemm multiplies: a GPU takes 16-bit floats, the CPU their compute type.
 inline DType product_dtype(const TensorImpl& t) {
   const bool as_it_is = t.device.type == DeviceType::CUDA && is_floating(t.dtype);
   return as_it_is ? t.dtype : compute_type(t.dtype);
 }
 
-/// Whether it is multiplied as it lies: product dtype, and for floats a layout of gemm's.
+/// Whether it is multiplied in place: it has the product dtype and, if floating, a layout for gemm.
 inline bool readable(const Matrices& o) {
   const DType dtype = o.t->dtype;
   return dtype == product_dtype(*o.t) && (!is_floating(dtype) || gemm_layout(o).fits);
 }
 
-/// The matrices' transposes.
-inline Tensor turned(const TensorImpl& t) { return swapped(t, t.ndim - 2, t.ndim - 1); }
+/// The transposed matrices.
+inline Tensor transposed(const TensorImpl& t) { return swapped(t, t.ndim - 2, t.ndim - 1); }
 
-/// Dense memory of the operand's shape in its product dtype. A transposed matrix stays one (unless
-/// its rows will be joined): the product's bits depend on that, and must not depend on whether a
-/// copy was made.
+/// Replaces the operand by a dense copy in its product dtype. A transposed matrix stays transposed
+/// (unless its leading dims will be flattened): the product's bits depend on that, and must not
+/// depend on whether a copy was made.
 inline void make_copy(Matrices& o, bool may_transpose = true) {
   const DType dtype = product_dtype(*o.t);
   const Layout now = gemm_layout(o);
-  const bool turns = now.fits && now.trans && may_transpose;
-  o.set_own(turns ? turned(*copied(*turned(*o.t).impl(), dtype).impl()) : copied(*o.t, dtype));
+  const bool transposes = now.fits && now.trans && may_transpose;
+  o.set_own(transposes ? transposed(*copied(*transposed(*o.t).impl(), dtype).impl())
+                       : copied(*o.t, dtype));
 }
 
-/// Whether `n` dims are one walk with even steps, and that.
-inline bool join_dims(int n, const int64_t* sizes, const int64_t* strides, int64_t& size,
-                      int64_t& step) {
+/// Whether `n` dims merge into one, and its size and stride.
+inline bool flatten_dims(int n, const int64_t* sizes, const int64_t* strides, int64_t& size,
+                         int64_t& step) {
   int64_t all[kMaxDims], steps[kMaxDims];
   std::copy_n(sizes, n, all);
   std::copy_n(strides, n, steps);
@@ -96,16 +97,16 @@ inline bool join_dims(int n, const int64_t* sizes, const int64_t* strides, int64
   return one;
 }
 
-/// The leading dims joined into rows: one product instead of a batch of them. False where their
-/// strides would not do.
-inline bool join_rows(Matrices& o) {
+/// Flattens the leading dims into rows: one product instead of a batch. False if the strides do not
+/// allow it.
+inline bool flatten_rows(Matrices& o) {
   const TensorImpl& t = *o.t;
   const int last = t.ndim - 1;
-  const bool joined = join_dims(last, t.sizes, t.strides, o.rows, o.row_stride);
+  const bool merged = flatten_dims(last, t.sizes, t.strides, o.rows, o.row_stride);
   o.cols = t.sizes[last];
   o.col_stride = 1;
   if (o.rows == 1) o.row_stride = o.cols;
-  return joined && (t.strides[last] == 1 || o.cols == 1) && o.row_stride >= o.cols;
+  return merged && (t.strides[last] == 1 || o.cols == 1) && o.row_stride >= o.cols;
 }
 
 inline void set_batch(Matrices& o, int batch_dims) {
@@ -115,12 +116,12 @@ inline void set_batch(Matrices& o, int batch_dims) {
   }
 }
 
-/// The operand along the batch of the result. For a GPU, whose library takes one walk, it is copied
-/// once for each index of a batch that is none, one after the other.
-inline void spread(Matrices& o, const TensorImpl& out, int dims) {
+/// Broadcasts the operand over the batch of the result. For a GPU, whose library takes one batch
+/// stride, an operand without one is copied, once for each index of the batch.
+inline void broadcast_batch(Matrices& o, const TensorImpl& out, int dims) {
   set_batch(o, dims);
   int64_t n, step;
-  if (out.device == kCPU || join_dims(dims, out.sizes, o.batch_stride, n, step)) return;
+  if (out.device == kCPU || flatten_dims(dims, out.sizes, o.batch_stride, n, step)) return;
   const TensorImpl& t = *o.t;
   IntList sizes = out.size_list(), strides(o.batch_stride, static_cast<size_t>(dims));
   for (int d = 0; d < 2; ++d) {
@@ -135,11 +136,11 @@ inline void spread(Matrices& o, const TensorImpl& out, int dims) {
 
 // --- tensor cores --------------------------------------------------------------------------------
 
-// They take 16 bytes at a time: where a row of an operand or of the result is no multiple of that,
-// as of logits of 50257 classes, the library has kernels of a seventh of the speed. A large product
-// is made of padded operands there: copies, unless a plan laid the operand out so (product_room).
+// Tensor cores load 16 bytes at a time: if a row of an operand or of the result is no multiple of
+// that, as for logits of 50257 classes, the library's kernels have a seventh of the speed. A large
+// product then takes padded operands: copies, unless the plan has padded them (product_room).
 struct Padding {
-  int64_t m, n, k;  ///< What is multiplied.
+  int64_t m, n, k;  ///< Sizes of the product, with padding.
   bool any = false, result = false;
 
   Padding(const Matrices& a, const Matrices& b, DType dtype, Device device)
@@ -157,25 +158,24 @@ struct Padding {
     const int64_t moved = 2 * size *
                           ((m != all_m || k != all_k ? m * k : 0) +
                            (n != all_n || k != all_k ? k * n : 0) + (result ? m * n : 0));
-    // Each byte moved has to save the time of more multiplications than a card does meanwhile, and
-    // all of them that of a few launches.
-    constexpr double kFlopsOfByte = 64, kFlopsOfLaunches = 1 << 30;
+    // Pays if the product has more flops per byte moved than the GPU does while moving one, and
+    // takes longer than the few launches of the copies.
+    constexpr double kFlopsPerByte = 64, kFlopsOfLaunches = 1 << 30;
     const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n * k);
-    const double worth = std::max(kFlopsOfByte * static_cast<double>(moved), kFlopsOfLaunches);
+    const double worth = std::max(kFlopsPerByte * static_cast<double>(moved), kFlopsOfLaunches);
     any = moved > 0 && flops >= worth;
     if (any) m = all_m, n = all_n, k = all_k;
   }
 };
 
-/// Whether the storage has room for such a matrix where the tensor begins, and may be written
-/// there.
+/// Whether the storage has room for such a matrix from the tensor's offset on, in writable gaps.
 inline bool has_room(const TensorImpl& t, int64_t rows, int64_t cols, const IntList& steps) {
   const int64_t end = t.offset + (rows - 1) * steps[0] + (cols - 1) * steps[1] + 1;
   return t.storage->gaps &&
          end * static_cast<int64_t>(itemsize(t.dtype)) <= static_cast<int64_t>(t.storage->bytes);
 }
 
-/// Becomes one with so many rows and columns, those beyond the operand's all zeros.
+/// Pads the operand to `rows` and `cols` with zeros.
 inline void pad(Matrices& o, int64_t rows, int64_t cols) {
   if (rows == o.rows && cols == o.cols) return;
   const IntList steps = gemm_layout(o).trans ? IntList{1, rows} : IntList{cols, 1};

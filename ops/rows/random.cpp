@@ -1,5 +1,5 @@
-// Tensors from the random stream. Element i is a pure function of (seed, draw, i), whatever the
-// threads, the mode or the device.
+// Tensors from the random stream. Element i is a pure function of (seed, draw, i), independent of
+// threads, mode and device.
 #include "core/check.h"
 #include "ops/factory_ops.h"
 #include "ops/kinds/composite.h"
@@ -39,7 +39,7 @@ const PointwiseOp mask_row{"dropout_mask", "0 with probability p, else 1 / (1 - 
                              return m::where(m::draw_keeps(limit, seed, number, i), kept, 0.0);
                            }};
 
-// The mask is made again for the gradient, so that it is never kept.
+// The gradient regenerates the mask, so that it is never stored.
 const PointwiseOp dropout_row{
     "dropout",
     "x times a dropout mask",
@@ -57,7 +57,7 @@ void check_probability(const char* op, double p) {
   BRRR_CHECK(p >= 0 && p <= 1, "{}: p is a probability in [0, 1], got {}", op, p);
 }
 
-// A call of the row of masks, but for the draw.
+// The operands of mask_row, except the draw.
 PointwiseCall& mask(PointwiseCall& c, double p, const IntList& sizes, DType dtype, Device device) {
   const DropoutRate rate(p);
   return c.make(sizes, dtype, device).add(rate.kept).add(rate.limit);
@@ -65,7 +65,7 @@ PointwiseCall& mask(PointwiseCall& c, double p, const IntList& sizes, DType dtyp
 
 }  // namespace
 
-// Only as many bits as the dtype holds: rounding 0.99999 to bfloat16 would give 1.
+// Draws only as many bits as the dtype's mantissa holds: 0.99999 rounded to bfloat16 would be 1.
 Tensor rand(const IntList& sizes, DType dtype, Device device) {
   check_gives_floating("rand", dtype);
   const int digits = dtype == kBFloat16 ? 8 : dtype == kFloat16 ? 11 : 24;
@@ -94,7 +94,7 @@ Tensor randint(int64_t low, int64_t high, const IntList& sizes, Device device) {
   return c.make(sizes, kInt64, device).add(low).add(static_cast<int64_t>(range)).draw().run();
 }
 
-// The order of random words; equal ones (one pair in 2^32) keep theirs.
+// A stable argsort of random words: equal ones (one pair in 2^32) keep their order.
 Tensor randperm(int64_t n, Device device) {
   BRRR_CHECK(n >= 0 && n <= int64_t{1} << 32, "randperm: n must be in [0, 2^32], got {}", n);
   PointwiseCall c(randint_row);
@@ -119,10 +119,10 @@ Tensor dropout_mask_at(const Tensor& key, double p, const IntList& sizes, DType 
   check_probability("dropout_mask_at", p);
   BRRR_CHECK(key.dtype() == kInt64 && key.sizes() == IntList{2},
              "dropout_mask_at: takes a key as draw_key() gives it, got {}", describe(key));
-  numel_of(sizes, "dropout_mask_at");  // Throws when there are too many elements.
+  numel_of(sizes, "dropout_mask_at");  // Throws if there are too many elements.
   PointwiseCall c(mask_row);
   return mask(c, p, sizes, dtype, key.device())
-      .add(key.select(0, 0))  // Lives until the call has run.
+      .add(key.select(0, 0))  // The temporary outlives run().
       .add(key.select(0, 1))
       .run();
 }

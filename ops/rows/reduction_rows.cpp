@@ -37,18 +37,18 @@ const ReductionOp total_row{
     Keep{}, [](const ReductionGrad& r) { return r.g; }};
 
 constexpr auto kQuotient = [](auto a, auto n) { return a / n; };
-// (Of nothing it has no elements, but its own gradient has.)
-Tensor shared_by_all(const ReductionGrad& r) { return r.g / std::max(r.count, 1.0); }
+// A count of 0 is taken as 1: this gradient has no elements then, but its own gradient does.
+Tensor mean_gradient(const ReductionGrad& r) { return r.g / std::max(r.count, 1.0); }
 const ReductionOp mean_row{"mean", "Arithmetic mean", kFloats,      kPlain, kZero, Keep{},
-                           kAdd,   kQuotient,         shared_by_all};
+                           kAdd,   kQuotient,         mean_gradient};
 
 const ReductionOp norm_row{
     "norm", "Euclidean norm, sqrt(sum(x * x)); its gradient is 0 at 0", kFloats, kRoot, kZero,
     [](auto x) { return x * x; }, kAdd, [](auto a, auto) { return m::sqrt(a); },
-    // Where the norm is 0 so is every x, and 0 / 1 is the gradient wanted.
+    // Where the norm is 0 so is every x; dividing by 1 gives the gradient 0.
     [](const ReductionGrad& r) { return r.g * (r.x / where(r.y == 0.0, 1.0, r.y)); }};
 
-// Elements that equal the extremum share its gradient evenly. 16-bit floats would not count them.
+// Ties share the gradient evenly. The compute type counts them: 16-bit floats cannot count far.
 Tensor shared_by_ties(const ReductionGrad& r) {
   const Tensor ties = (r.x == r.y).to(compute_type(r.g.dtype()));
   return (ties * (r.g / sum(ties, r.dims, true))).to(r.g.dtype());
@@ -69,10 +69,10 @@ const ReductionOp any_row{
 const ReductionOp all_row{
     "all", "Whether no element is 0", kNumbers, kBoolean, kOne, Truth{}, kSmaller, Keep{}};
 
-// Per row of x [rows, n], the product of all elements but the own one; without division, so that
-// zeros need no care and the second derivative is right too. Products of pairs go up a binary tree
-// and down again: what a node's leaves lack is what its parent's lack times its sibling. In float32
-// for 16-bit floats, which a product of few would leave.
+// For each element of a row of x [rows, n], the product of the others; without division, so that
+// zeros need no special case and the second derivative is right too. Pair products go up a binary
+// tree and down again: the product outside a node is that outside its parent times its sibling.
+// 16-bit floats are widened to float32: a product of a few would overflow or underflow.
 Tensor products_of_others(const Tensor& in) {
   const Tensor x = widened(in);
   const int64_t rows = x.size(0), n = x.size(1);
@@ -115,9 +115,9 @@ const ReductionOp prod_row{
     "prod", "Product; integers and bool give int64", kFloatsAndInt64, kProduct,     kOne,
     Keep{}, [](auto a, auto b) { return a * b; },    Keep{},          prod_gradient};
 
-// --- one number a row ----------------------------------------------------------------------------
+// --- one scalar per row --------------------------------------------------------------------------
 
-// Two passes: the squares of deviations from the mean lose nothing to a large mean.
+// Two passes: squared deviations from the mean lose no precision to a large mean.
 const RowOp var_row{"var",
                     "sum((x - mean)^2) / degrees of freedom",
                     Operands<Operand::Each, Operand::Scalar>{},
@@ -133,17 +133,17 @@ const RowOp var_row{"var",
                       return both + row::mean(-both);
                     }};
 
-// What is taken off before exp: the maximum, or near it where that is infinite (inf - inf is NaN),
-// so that exp of what is finite is.
-constexpr auto kCentre = [](auto top) {
+// The shift subtracted before exp: the maximum, or 3e38 for inf and 0 for -inf (inf - inf is NaN),
+// so that exp of a finite element is finite.
+constexpr auto kShift = [](auto top) {
   return m::where(m::isfinite(top), top, m::max(m::min(top, 3e38), 0.0));
 };
 
-// log(sum(exp(x - c))) + c, where c is no function of x to the gradient: any c gives the same. The
-// logarithm does not see the 0 of a row that is -inf throughout, whose gradient is 0.
+// log(sum(exp(x - c))) + c, where c is constant to the gradient: the result does not depend on it.
+// A row of -inf only has s = 0: its result is -inf, its gradient 0, and log and division see a 1.
 const RowOp logsumexp_row{"logsumexp", "log(sum(exp(x - max))) + max",
                           [](auto x) {
-                            const auto c = kCentre(m::constant(row::max(x)));
+                            const auto c = kShift(m::constant(row::max(x)));
                             const auto s = row::sum(m::exp(x - c));
                             const auto y = m::where(s == 0.0, -kInfinity,
                                                     m::log(m::where(s == 0.0, 1.0, s)) + c);
@@ -154,23 +154,23 @@ const RowOp logsumexp_row{"logsumexp", "log(sum(exp(x - max))) + max",
                             return m::where(s == 0.0, 0.0, share) * m::exp(x - m::constant(c));
                           }};
 
-// The rows' numbers, if the dims in the mask are the last ones; else undefined. A row is one
-// thread's: a large tensor as a whole is left to the threads, with the same bits.
-template <class... Numbers>
-Tensor over_last(const RowOp& op, const Tensor& x, const ReductionAttrs& a, Numbers... numbers) {
+// Reduces by a row op if the dims in the mask are the last ones; else returns an undefined tensor,
+// also for a large tensor as a whole: a row runs on one thread, reductions on all, with equal bits.
+template <class... Scalars>
+Tensor over_last(const RowOp& op, const Tensor& x, const ReductionAttrs& a, Scalars... scalars) {
   const int64_t beyond = int64_t{1} << x.dim(), lowest = a.mask & -a.mask;
   if (a.mask + lowest != beyond || (lowest == 1 && x.numel() > 1 << 17)) return {};
   const Tensor y =
-      call(op, {x}, RowAttrs{std::popcount(static_cast<uint64_t>(a.mask))}, numbers...);
+      call(op, {x}, RowAttrs{std::popcount(static_cast<uint64_t>(a.mask))}, scalars...);
   return sole_view(reshape(y, reduced_sizes(x.sizes(), a)));
 }
 
-// What a composite computes in: 16-bit floats would be rounded between its ops.
+// Widens 16-bit floats, which would otherwise be rounded between the ops of a composite.
 Tensor in_compute_type(const char* op, const Tensor& x) {
   check_floating(op, *x.impl());
   return widened(x);
 }
-// And what it gives: under autocast that, as a row does.
+// Rounds a composite's result to the dtype of x; under autocast it stays wide, as a row op's does.
 Tensor rounded(const Tensor& y, const Tensor& x) {
   return autocast_dtype() == kFloat32 ? y.to(x.dtype()) : y;
 }
@@ -186,10 +186,10 @@ Tensor norm(const Tensor& x, const IntList& d, bool keep) { return reduce(norm_r
 Tensor any(const Tensor& x, const IntList& d, bool keep) { return reduce(any_row, x, d, keep); }
 Tensor all(const Tensor& x, const IntList& d, bool keep) { return reduce(all_row, x, d, keep); }
 
-// Dims that are not the last ones have the order of their reductions.
+// Dims that are not the last ones are reduced in the order of the reductions that this calls.
 Tensor var(const Tensor& x, const IntList& dims, bool unbiased, bool keepdim) {
   const int64_t mask = reduction_mask("var", x, dims), n = reduced_count(x.sizes(), mask);
-  const auto freedom = static_cast<double>(std::max<int64_t>(0, n - unbiased));  // Of 0: NaN.
+  const auto freedom = static_cast<double>(std::max<int64_t>(0, n - unbiased));  // 0 gives NaN.
   if (const Tensor y = over_last(var_row, x, {mask, keepdim}, freedom); y.defined()) return y;
   const Tensor wide = in_compute_type("var", x);
   const Tensor deviation = wide - mean(wide, dims, true);
@@ -201,7 +201,7 @@ Tensor logsumexp(const Tensor& x, const IntList& dims, bool keepdim) {
   if (const Tensor y = over_last(logsumexp_row, x, {mask, keepdim}); y.defined()) return y;
   const Tensor wide = in_compute_type("logsumexp", x);
   if (reduced_count(x.sizes(), mask) == 0) return rounded(sum(wide, dims, keepdim) - kInfinity, x);
-  const Tensor c = kCentre(amax(wide.detach(), dims, true));
+  const Tensor c = kShift(amax(wide.detach(), dims, true));
   const Tensor s = sum(exp(wide - c), dims, true);
   const Tensor empty = s == 0.0;
   const Tensor y = where(empty, -kInfinity, log(where(empty, 1.0, s)) + c);

@@ -1,4 +1,4 @@
-// Rotary position embedding. A row turns by angles; its gradient turns back.
+// Rotary position embedding. A row rotates by angles; its gradient rotates back.
 #include <algorithm>
 #include <cmath>
 
@@ -20,7 +20,7 @@ struct FrequencyAttrs {
   double base;
   int64_t width;
   int64_t count() const { return width / 2; }
-  /// By which angle pair i turns at position 1.
+  /// The angle of pair i at position 1.
   double at(int64_t i) const {
     return std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(width));
   }
@@ -38,7 +38,7 @@ BRRR_DEVICE_STRUCT(FrequencyArguments, {
   double frequency[256];
 });
 
-// They come with the launch: a GPU's pow() is not the host's.
+// The frequencies are kernel arguments: a GPU's pow() does not give the host's bits.
 constexpr DeviceKernel frequencies_kernel{"rotary_frequencies", FrequencyArgumentsText, 256, {R"(
 KERNEL(rotary_frequencies, FrequencyArguments, 256) {
   const int i = threadIdx.x;
@@ -65,9 +65,9 @@ const OpDef frequencies_row{
      .scratch = no_scratch,
      .gradient_row = true}};  // Not public.
 
-// Brought into one turn, exactly to float64, so that float32 is as good at far positions as at near
-// ones.
-const PointwiseOp angle_row{"rotary_angle", "position * frequency, less whole turns",
+// The angle modulo 2 pi, to float64's precision, so that float32 is as accurate at large positions
+// as at small ones.
+const PointwiseOp angle_row{"rotary_angle", "position * frequency, modulo 2 pi",
                             PointwiseTraits{.wide = true}, [](auto frequency, auto position) {
                               const double turn = 0x1.921fb54442d18p+2, low = 0x1.1a62633145c07p-52;
                               const auto angle = frequency * position;
@@ -83,7 +83,7 @@ Tensor angles(const Tensor& positions, const FrequencyAttrs& a, DType compute) {
 }
 
 const PointwiseOp pair_row{
-    "rotary_pair", "(a, b) turned by an angle", {}, [](auto a, auto b, auto cosine, auto sine) {
+    "rotary_pair", "(a, b) rotated by an angle", {}, [](auto a, auto b, auto cosine, auto sine) {
       return std::tuple{a * cosine - b * sine, b * cosine + a * sine};
     }};
 
@@ -94,7 +94,7 @@ Tensor half_of(const TensorImpl& t, int which) {
   return memory_view(t, sizes, t.stride_list(), t.offset + which * sizes[last] * t.strides[last]);
 }
 
-// The same on any device.
+// Runs pair_row on the halves of x, on any device.
 void rotary_run(OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (y.numel == 0) return;
@@ -109,7 +109,7 @@ void rotary_run(OpCall& c) {
 
 const OpDef rotary_row{
     "rotary_embedding",
-    "halves of each row turned by position * base^(-2i / D)",
+    "halves of each row rotated by position * base^(-2i / D)",
     {.infer = same_infer,
      .kernel = {{rotary_run}, {rotary_run}},
      .scratch = no_scratch,
@@ -144,9 +144,9 @@ Tensor rotary_embedding(const Tensor& x, const Tensor& positions, double base) {
   BRRR_CHECK(positions.dtype() == kInt64 && positions.sizes() == IntList{x.size(-2)},
              "rotary_embedding: positions are {}, but {} needs int64[{}], one for each row",
              describe(positions), describe(x), x.size(-2));
-  const Tensor turns = angles(positions, {base, x.size(-1)}, compute_type(x.dtype()));
-  const Tensor c = cos(turns), s = sin(turns);
-  // Heads that lie side by side stay side by side.
+  const Tensor angle = angles(positions, {base, x.size(-1)}, compute_type(x.dtype()));
+  const Tensor c = cos(angle), s = sin(angle);
+  // Where x lies in memory as [.., T, heads, D], so does the result.
   if (!is_by_length(x)) return call(rotary_row, {x, c, s});
   return sole_view(
       call(rotary_row, {x.transpose(-3, -2), unsqueeze(c, 1), unsqueeze(s, 1)}).transpose(-3, -2));

@@ -1,4 +1,4 @@
-// Parts of a tensor along one dim: one of them, or all, by view rows and what is their gradient.
+// Parts of a tensor along one dim, one of them or all: view rows and their gradients.
 #include <algorithm>
 
 #include "core/check.h"
@@ -26,7 +26,7 @@ void slice_shape(OpCall& c) {
   m.strides[d] *= a.step;
 }
 
-// Of parts of length 1 the dim goes away.
+// kShape for parts of length 1, with their dim dropped.
 template <void (*kShape)(OpCall&)> void without_dim(OpCall& c) {
   kShape(c);
   for (int k = 0; k < c.n_out; ++k) {
@@ -40,11 +40,11 @@ void select_vjp(VjpCall& v);
 
 const OpDef slice_row{"slice", "every step-th element of a range of one dim",
                       view_spec(slice_shape, slice_vjp)};
-const OpDef select_row{"select", "one index of a dim, which goes away",
+const OpDef select_row{"select", "one index along a dim, which is dropped",
                        view_spec(without_dim<slice_shape>, select_vjp)};
 
 // --- the gradient: zeros of the input's shape with g written where the view was. A row of its own,
-// so that it is out of place and differentiable. The input's sizes follow the slice's words.
+// so that it is out of place and differentiable. The input's sizes follow SliceAttrs.
 
 void slice_grad_infer(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.attrs.after<SliceAttrs>()); }
 
@@ -75,11 +75,11 @@ void grad_of_slice(VjpCall& v, const Tensor& g) {
 void slice_vjp(VjpCall& v) { grad_of_slice(v, v.gout[0]); }
 void select_vjp(VjpCall& v) { grad_of_slice(v, v.gout[0].unsqueeze(dim_of(v.attrs()))); }
 
-// --- all of them ---------------------------------------------------------------------------------
+// --- all parts -----------------------------------------------------------------------------------
 
 struct SplitAttrs {
   int64_t dim, length;
-  /// Makes of the whole's `sizes` those of part k.
+  /// Changes `sizes` from those of the whole to those of part k.
   void cut(IntList& sizes, int64_t k) const {
     int64_t& n = sizes[static_cast<int>(dim)];
     n = std::min(length, n - k * length);
@@ -95,8 +95,8 @@ void split_shape(OpCall& c) {
   }
 }
 
-// All parts' gradients, to be put side by side: one pass over memory, where as many selects or
-// slices would each write a tensor of the whole size and then be added up.
+// The gradients of all parts, to be concatenated: one pass over memory, whereas the gradients of
+// separate selects or slices would each write a tensor of the full size and then be added up.
 std::vector<Tensor> gradients_of_parts(const VjpCall& v, bool unbound) {
   const auto a = v.attrs().as<SplitAttrs>();
   const Meta& m = v.meta(0);
@@ -119,13 +119,13 @@ void unbind_vjp(VjpCall& v) {
   v.gin[0] = d + 1 < whole.size() ? cat(parts, d).view(whole) : stack(parts, d);
 }
 
-const OpDef unbind_row{"unbind", "the slices of a dim, which goes away",
+const OpDef unbind_row{"unbind", "the slices along a dim, which is dropped",
                        view_spec(without_dim<split_shape>, unbind_vjp)};
-const OpDef split_row{"split", "parts of one length along a dim, the last as long as it is",
+const OpDef split_row{"split", "parts of equal length along a dim; the last may be shorter",
                       view_spec(split_shape, split_vjp)};
 
-// The outputs of a row that has `count` of them in this call.
-std::vector<Tensor> first_of(int64_t count, const OpDef& row, const Tensor& t, SplitAttrs attrs) {
+// Calls a row with `count` outputs and returns them.
+std::vector<Tensor> outputs_of(int64_t count, const OpDef& row, const Tensor& t, SplitAttrs attrs) {
   const Outputs all = call_outputs(row, static_cast<int>(count), {t}, attrs);
   return {all.begin(), all.begin() + count};
 }
@@ -145,7 +145,7 @@ Tensor Tensor::slice(int64_t d, int64_t start, int64_t end, int64_t step) const 
   start = std::clamp<int64_t>(start < 0 ? start + n : start, 0, n);
   end = std::clamp<int64_t>(end < 0 ? end + n : end, start, n);
   const int64_t length = (end - start) / step + ((end - start) % step != 0);
-  // A step beyond the end is never taken; as 1 its stride cannot overflow.
+  // With at most one element the step is never taken; a step of 1 cannot overflow the stride.
   return call(slice_row, {*this}, SliceAttrs{at, start, length, length > 1 ? step : 1});
 }
 
@@ -153,7 +153,7 @@ Tensor Tensor::narrow(int64_t d, int64_t start, int64_t length) const {
   const int at = dim_to_part("narrow", *this, d);
   const int64_t n = size(at), first = start < 0 ? start + n : start;
   BRRR_CHECK(first >= 0 && length >= 0 && first <= n - length,
-             "narrow: {} from {} on are out of range for dim {} of {}", length, start, at,
+             "narrow: length {} from start {} is out of range for dim {} of {}", length, start, at,
              describe(*this));
   return call(slice_row, {*this}, SliceAttrs{at, first, length, 1});
 }
@@ -174,7 +174,7 @@ std::vector<Tensor> unbind(const Tensor& t, int64_t dim) {
     for (int64_t i = 0; i < n; ++i) parts.push_back(t.select(d, i));
     return parts;
   }
-  return first_of(n, unbind_row, t, SplitAttrs{d, 1});
+  return outputs_of(n, unbind_row, t, SplitAttrs{d, 1});
 }
 
 std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
@@ -182,7 +182,7 @@ std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
   const int dim = dim_to_part("split", *this, d);
   const int64_t n = size(dim), count = n / length + (n % length != 0);
   if (count > 1 && count <= kMaxOutputs) {
-    return first_of(count, split_row, *this, SplitAttrs{dim, length});
+    return outputs_of(count, split_row, *this, SplitAttrs{dim, length});
   }
   std::vector<Tensor> parts;
   for (int64_t at = 0; at < n || at == 0; at += length) {
@@ -192,10 +192,10 @@ std::vector<Tensor> Tensor::split(int64_t length, int64_t d) const {
 }
 
 std::vector<Tensor> Tensor::chunk(int64_t chunks, int64_t d) const {
-  BRRR_CHECK(chunks > 0, "chunk: {} chunks asked; give at least 1", chunks);
+  BRRR_CHECK(chunks > 0, "chunk: chunks is {}; give at least 1", chunks);
   const int64_t n = size(dim_to_part("chunk", *this, d));
   if (n > 0) return split((n - 1) / chunks + 1, d);
-  // There is no length that gives as many: all are empty, as PyTorch's.
+  // No part length gives this many chunks of an empty dim: all are empty, as in PyTorch.
   constexpr int64_t most = 1 << 20;
   BRRR_CHECK(chunks <= most, "chunk: {} pieces of dim {} of {}, which is empty; ask for at most {}",
              chunks, d, describe(*this), most);

@@ -1,4 +1,4 @@
-// Softmax and its logarithm over the last dim; other dims are moved there and back.
+// Softmax and its logarithm over the last dim; another dim is permuted there and back.
 #include "ops/kinds/row.h"
 #include "ops/nn_ops.h"
 #include "ops/rows/library_kernels.h"
@@ -23,7 +23,7 @@ const RowOp log_softmax_row{"log_softmax", "x - max - log(sum(exp(x - max)))",
 
 Tensor call_over(const RowOp& op, const Tensor& x, int64_t dim) {
   const int d = dim_arg(op.name, x, dim);
-  check_floating(op.name, *x.impl());  // Of the user's shape, not of the turned one.
+  check_floating(op.name, *x.impl());  // Here, so that an error shows the user's shape.
   return over_dim(x, d, op);
 }
 

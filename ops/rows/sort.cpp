@@ -1,4 +1,4 @@
-// Order along a dim: rows give positions, values are gathered by them, which is the gradient too.
+// Sorting along a dim: the rows return positions; gather() takes the values and has the gradient.
 #include <algorithm>
 #include <array>
 
@@ -16,12 +16,12 @@ namespace {
 
 // --- kernels: rows of n elements -----------------------------------------------------------------
 
-// Shorter rows have positions, and counts, of 32 bits.
+// Rows shorter than this have 32-bit positions and counts.
 constexpr int64_t kNarrow = int64_t{1} << 32;
-constexpr int64_t kRadixFrom = 256;  // Elements from which counting digits is the faster way.
+constexpr int64_t kRadixFrom = 256;  // Elements from which a radix sort is faster.
 
-/// Sorts by the keys, digit by digit from the lowest; entries of equal keys must lie in order of
-/// position, and stay so. `other` has room for n entries. Returns where the result is.
+/// A radix sort by key, from the lowest digit. It is stable: entries of equal keys must be in order
+/// of position, and stay so. `other` has room for n entries. Returns where the result is.
 Narrow* radix_sort(Narrow* e, Narrow* other, int64_t n) {
   std::array<std::array<uint32_t, 256>, 4> count{};
   for (int64_t i = 0; i < n; ++i) {
@@ -38,8 +38,8 @@ Narrow* radix_sort(Narrow* e, Narrow* other, int64_t n) {
   return e;
 }
 
-// A few of many are found faster than all are sorted.
-bool sorts_by_digits(int64_t n, int64_t k) { return n >= kRadixFrom && k > n / 16; }
+// Selecting a few of many is faster than sorting all.
+bool uses_radix_sort(int64_t n, int64_t k) { return n >= kRadixFrom && k > n / 16; }
 
 // Moves the k smallest of n entries to the front, in order.
 template <class E> void smallest_first(E* e, int64_t n, int64_t k) {
@@ -55,10 +55,10 @@ int64_t row_length(const TensorImpl& x) { return x.ndim ? x.sizes[x.ndim - 1] : 
 template <class E, class T> void order_rows(OpCall& c, const T* x) {
   const TensorImpl& y = *c.out[0].impl();
   const int64_t n = row_length(*c.in[0]), all = c.in[0]->numel, k = y.numel / (all / n);
-  const bool digits = std::is_same_v<E, Narrow> && sorts_by_digits(n, k),
-             falls = c.attrs.as<OrderAttrs>().descending != 0;
+  const bool radix = std::is_same_v<E, Narrow> && uses_radix_sort(n, k),
+             descending = c.attrs.as<OrderAttrs>().descending != 0;
   const int64_t bytes = all * static_cast<int64_t>(sizeof(E));
-  const Tensor scratch = raw_empty({digits ? 2 * bytes : bytes}, kUInt8, kCPU);
+  const Tensor scratch = raw_empty({radix ? 2 * bytes : bytes}, kUInt8, kCPU);
   E* const entries = reinterpret_cast<E*>(scratch.impl()->data());
   auto* const out = reinterpret_cast<int64_t*>(y.data());
   parallel_for(all / n, std::max<int64_t>(1, kRowGrain / (8 * n)), [=](int64_t row, int64_t end) {
@@ -66,12 +66,12 @@ template <class E, class T> void order_rows(OpCall& c, const T* x) {
       E* e = entries + row * n;
       for (int64_t i = 0; i < n; ++i) {
         const auto key = order_key(x[row * n + i]);
-        set_entry(e[i], falls ? ~key : key, i);
+        set_entry(e[i], descending ? ~key : key, i);
       }
       if constexpr (std::is_same_v<E, Narrow>) {
-        if (digits) e = radix_sort(e, e + all, n);
+        if (radix) e = radix_sort(e, e + all, n);
       }
-      if (!digits) smallest_first(e, n, k);
+      if (!radix) smallest_first(e, n, k);
       for (int64_t i = 0; i < k; ++i) out[row * k + i] = position_of(e[i]);
     }
   });
@@ -85,16 +85,16 @@ template <class T> void order_dense(OpCall& c) {
   order_rows<Wide>(c, x.as<T>());
 }
 
-// Entries, twice where they are sorted by digits, and the dense copy.
+// Entries, two buffers of them for a radix sort, and the dense copy.
 int64_t order_scratch(const OpCall& c) {
   const TensorImpl &x = *c.in[0], &y = *c.out[0].impl();
   if (y.numel == 0) return 0;
   const int64_t n = row_length(x), k = y.numel / (x.numel / n);
   const DType compute = compute_type(x.dtype);
   const bool narrow = n < kNarrow && itemsize(compute) == 4;
-  const int64_t runs = narrow && sorts_by_digits(n, k) ? 2 : 1;
+  const int64_t copies = narrow && uses_radix_sort(n, k) ? 2 : 1;
   const size_t entry = narrow ? sizeof(Narrow) : sizeof(Wide);
-  return DenseInput::bytes(x, compute) + scratch_for(runs * x.numel, static_cast<int64_t>(entry));
+  return DenseInput::bytes(x, compute) + scratch_for(copies * x.numel, static_cast<int64_t>(entry));
 }
 
 // --- rows: over the last dim ---------------------------------------------------------------------
@@ -108,7 +108,7 @@ void order_infer(OpCall& c) {
 
 constexpr OpSpec kOrder{
     .infer = order_infer, .kernel = {{order_cpu}, {order_cuda}}, .scratch = order_scratch};
-const OpDef argsort_row{"argsort", "positions in the order of the elements along a dim", kOrder};
+const OpDef argsort_row{"argsort", "positions that sort the elements along a dim", kOrder};
 const OpDef topk_row{"topk", "the largest or smallest k elements along a dim, in order", kOrder};
 
 Tensor positions(const OpDef& op, const Tensor& x, int dim, OrderAttrs attrs) {

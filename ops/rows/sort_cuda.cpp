@@ -1,16 +1,16 @@
-// Sorting on a GPU. As on the CPU no two entries are equal, so every correct way of sorting gives
-// the same bits; a stable sort by index is a sort of (index, position).
+// Sorting on a GPU. As on the CPU no two entries are equal, so every correct algorithm gives the
+// same bits; a stable sort by index is a sort of (index, position).
 //
-// THE WAY: tiles of 2048 entries are sorted in shared memory (bitonic: 66 exchanges of each entry
-// with a barrier between them, at most), then sorted runs are merged two by two, each thread taking
-// 8 entries of the result from where the merge path crosses its diagonal (Odeh, Green, Mwassi,
-// Shmueli and Birk, "Merge path", 2012).
+// ALGORITHM: blocks sort tiles of 2048 entries in shared memory (bitonic: at most 66 compare and
+// exchange steps with a barrier between them), then sorted runs are merged pairwise, each thread
+// taking 8 entries of the result from where the merge path crosses its diagonal (Odeh, Green,
+// Mwassi, Shmueli and Birk, "Merge path", 2012).
 //
-// Where counting is little work, each entry counts those before it: its place.
+// Where it is little work, a rank sort instead: each entry counts the entries before it.
 //
-// THE COST: a row of n entries is read and written 1 + ceil(log2(n / 2048)) times, one kernel each:
-// 10 times for a million, where a radix sort of 32-bit keys takes 4 passes of three kernels. The k
-// smallest cost one pass over the row and little more, because runs are cut to k entries.
+// COST: a row of n entries is read and written 1 + ceil(log2(n / 2048)) times, one kernel each: 10
+// times for a million, where a radix sort of 32-bit keys takes 4 passes of three kernels. The k
+// smallest cost little more than one pass over the row, because runs are truncated to k entries.
 #include <bit>
 
 #include "ops/kinds/row_kernel.h"
@@ -20,22 +20,22 @@ namespace brrr {
 
 namespace {
 
-constexpr int64_t kTile = 2048;  // Entries that a block sorts, or merges.
-// A block counts the places of so many entries, in rows of at most kLongestRanked, if that takes no
-// more than kMostComparisons in all. Barriers are what tiles cost; a row of fewer than
-// kLeastCompared takes a block as long as one of those, for its own barriers.
+constexpr int64_t kTile = 2048;  // Entries that a block sorts or merges.
+// A block ranks kRanked entries, in rows of at most kLongestRanked, if that takes no more than
+// kMostComparisons in all: tiles are slower for their barriers. A row of fewer than kLeastCompared
+// entries takes a block as long as one of kLeastCompared, for barriers of its own.
 constexpr int64_t kRanked = 32;
 constexpr int64_t kLongestRanked = 4096, kMostComparisons = int64_t{1} << 24, kLeastCompared = 256;
 
 // Sorted runs of `width` entries each in rows of n, of which only the first k of a run are kept
-// (the last run of a row may be shorter). `out`, if not null, is for the positions of the result.
+// (the last run of a row may be shorter). `out`, if not null, takes the positions instead of `to`.
 BRRR_DEVICE_STRUCT(SortArguments, {
   const char* from;
   char *to, *out;
   long rows, n, k, width;
 });
 
-// N: the entries are wide.
+// N: entries are wide.
 constexpr char kSortText[] = R"(
 using Entry = EntryOf<N != 0>::type;
 BRRR_VX void put_entry(const SortArguments& p, long i, Entry e) {
@@ -46,7 +46,7 @@ BRRR_VX void put_entry(const SortArguments& p, long i, Entry e) {
 }
 )";
 
-// Eight neighbouring threads count for an entry, each an eighth of the row.
+// Eight adjacent threads rank an entry, each against an eighth of the row.
 constexpr DeviceKernel rank_kernel{"sort_ranks", SortArgumentsText, 256, {kEntryText, kSortText, R"(
 BLOCK_KERNEL(sort_ranks, SortArguments, 256) {
   __shared__ Entry part[2048];
@@ -108,7 +108,7 @@ BLOCK_KERNEL(sort_tiles, SortArguments, 256) {
 }
 )"}};
 
-// A block makes 2048 entries of a merged run.
+// A block writes 2048 entries of a merged run.
 constexpr DeviceKernel merge_kernel{
     "merge_runs", SortArgumentsText, 256, {kEntryText, kSortText, R"(
 // How many of the first `count` entries of the merged run come from a.
@@ -163,7 +163,7 @@ BRRR_DEVICE_STRUCT(OrderArguments, {
   long n, columns;
 });
 
-// N: 1 for wide entries, plus 2 for the greatest first.
+// N: 1 for wide entries, plus 2 for descending order.
 constexpr DeviceKernel keys_kernel{
     "order_entries", OrderArgumentsText, 256, {kEntryText, OrderKeyText, R"(
 EACH_KERNEL(order_entries, OrderArguments, 256, i, p.n) {
@@ -181,8 +181,8 @@ Tensor sort_entries(const Tensor& entries, int64_t k, char* positions) {
   const Variant v{.n = wide};
   Tensor from = entries, to;
   SortArguments a{e.data(), nullptr, nullptr, rows, n, k, 0};
-  // Room for runs of `width`; none where the positions are all that is asked for.
-  const auto make_room = [&](int64_t width) {
+  // Allocates runs of `width`; none in the last pass if only positions are wanted.
+  const auto allocate = [&](int64_t width) {
     a.out = width >= n ? positions : nullptr;
     if (a.out) return;
     to = entry_rows(wide, rows * blocks_for(n, width), std::min(width, k), e.device);
@@ -190,17 +190,17 @@ Tensor sort_entries(const Tensor& entries, int64_t k, char* positions) {
   };
   const int64_t blocks = rows * blocks_for(n, kRanked);
   if (n <= kLongestRanked && blocks * kRanked * std::max(n, kLeastCompared) <= kMostComparisons) {
-    make_room(n);
+    allocate(n);
     run_kernel(rank_kernel, v, {blocks}, a);
     return to;
   }
   a.width = std::min(kTile, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))));
-  make_room(a.width);
+  allocate(a.width);
   run_kernel(tile_kernel, v, {blocks_for(rows * blocks_for(n, a.width), kTile / a.width)}, a);
   for (; a.width < n; a.width *= 2) {
     from = std::move(to);
     a.from = from.impl()->data();
-    make_room(2 * a.width);
+    allocate(2 * a.width);
     const int64_t merged = rows * blocks_for(n, 2 * a.width);
     run_kernel(merge_kernel, v, {merged * blocks_for(std::min(2 * a.width, k), kTile)}, a);
   }

@@ -10,7 +10,7 @@ namespace brrr {
 
 namespace {
 
-// What is left out is never read as a number: a NaN there gives 0. The gradient is one of g.
+// Selects instead of multiplying by 0: a NaN outside gives 0. The gradient is the triangle of g.
 template <class Within> struct Triangle {
   auto operator()(auto x, auto diagonal, auto row, auto column) const {
     return m::where(Within{}(column, row + diagonal), x, 0.0);
@@ -28,7 +28,7 @@ const NumberOp triu_row{"triu", "elements from a diagonal on, else 0", {}, kPlac
 Tensor triangle(const PointwiseOp& op, const Tensor& x, int64_t diagonal) {
   BRRR_CHECK(defined(op.name, x).dim() >= 2,
              "{}: takes matrices [.., rows, cols], got {}; unsqueeze a dim", op.name, describe(x));
-  // Clamped, so that no sum with a row's number overflows.
+  // Clamped, so that row + diagonal does not overflow.
   return PointwiseCall(op).add(x).add(std::clamp(diagonal, -x.size(-2), x.size(-1))).run();
 }
 

@@ -8,16 +8,16 @@ namespace {
 
 constexpr PointwiseTraits kPlain{};
 constexpr PointwiseTraits kPositive{.lo = 0.3, .hi = 3.0};
-// A gradient of steps: 0 of whatever sign, whatever follows.
-constexpr auto kNone = [](auto g) { return m::where(m::isfinite(g), g, 0.0) * 0.0; };
+// The gradient of a step function: 0 (of either sign), even where g is infinite or NaN.
+constexpr auto kFlat = [](auto g) { return m::where(m::isfinite(g), g, 0.0) * 0.0; };
 
 const NumberOp cube_row{"cube", "x * x * x", kPlain, [](auto x) { return x * x * x; },
                         [](auto x, auto, auto g) { return g * (x * x * 3.0); }};
 const NumberOp trunc_row{"trunc", "nearest integer towards zero", kPlain,
                          [](auto x) { return m::trunc(x); },
-                         [](auto, auto, auto g) { return kNone(g); }};
-// d/de x^e = x^e log x, which is 0 at x = 0 for e >= 0. What is chosen away is finite as well: its
-// derivative is multiplied by 0.
+                         [](auto, auto, auto g) { return kFlat(g); }};
+// d/de x^e = x^e log x, which is 0 at x = 0 for e >= 0. The branch not selected is kept finite too:
+// second derivatives multiply it by 0.
 const NumberOp pow_row{"pow",
                        "x^e",
                        {.lo = 0.3, .hi = 3.0},
@@ -33,8 +33,8 @@ const NumberOp pow_row{"pow",
 
 }  // namespace
 
-// Each a row, its function and the tensor's member. A gradient is made of x, the result y and the
-// gradient g of that.
+// Defines a row, its function and Tensor's member. `gradient` is an expression of x, the result y
+// and the gradient g of y.
 #define BRRR_FUNCTION(name, Row, doc, traits, value, gradient)                            \
   static const Row name##_row{                                                            \
       #name, doc, traits, [](auto x) { return value; },                                   \
@@ -57,10 +57,10 @@ BRRR_FUNCTION(erf, PointwiseOp, "Gauss error function", kPlain, m::erf(x),
 BRRR_FUNCTION(square, NumberOp, "x * x", kPlain, x * x, g * (x + x))
 BRRR_FUNCTION(reciprocal, PointwiseOp, "1 / x", kPositive, 1.0 / x, -(g * y * y))
 BRRR_FUNCTION(abs, NumberOp, "absolute value", kPlain, m::abs(x), g * m::sign(x))
-BRRR_FUNCTION(sign, NumberOp, "-1, 0 or 1", kPlain, m::sign(x), kNone(g))
-BRRR_FUNCTION(floor, NumberOp, "largest integer not above x", kPlain, m::floor(x), kNone(g))
-BRRR_FUNCTION(ceil, NumberOp, "smallest integer not below x", kPlain, m::ceil(x), kNone(g))
-BRRR_FUNCTION(round, NumberOp, "nearest integer, halves to even", kPlain, m::round(x), kNone(g))
+BRRR_FUNCTION(sign, NumberOp, "-1, 0 or 1", kPlain, m::sign(x), kFlat(g))
+BRRR_FUNCTION(floor, NumberOp, "largest integer not above x", kPlain, m::floor(x), kFlat(g))
+BRRR_FUNCTION(ceil, NumberOp, "smallest integer not below x", kPlain, m::ceil(x), kFlat(g))
+BRRR_FUNCTION(round, NumberOp, "nearest integer, halves to even", kPlain, m::round(x), kFlat(g))
 // clang-format on
 #undef BRRR_FUNCTION
 Tensor trunc(const Tensor& x) { return call(trunc_row, x); }
@@ -70,7 +70,7 @@ Tensor pow(const Tensor& x, Scalar e) {
   BRRR_CHECK(floating || e.is_floating() || e.to_int() >= 0,
              "pow: integers to the negative integer power {}; convert with to(dtype) or give {}.0",
              e.to_int(), e.to_int());
-  // Exact and cheap where the exponent is a small constant, as PyTorch does.
+  // Exact and cheap for small constant exponents, as in PyTorch.
   if (floating && e.to_double() == 2.0) return square(x);
   if (floating && e.to_double() == 3.0) return call(cube_row, x);
   return call(pow_row, x, e);

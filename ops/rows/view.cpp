@@ -1,5 +1,5 @@
 // View rows. Attributes are those of the public function, with dims wrapped and sizes resolved, so
-// that equal words mean equal views.
+// that equal attributes mean equal views.
 #include "ops/kinds/view.h"
 
 #include <algorithm>
@@ -24,8 +24,8 @@ void permute_shape(OpCall& c) {
   }
 }
 
-// The strides that view `t` as `sizes`, if there are any: a run of old dims that is contiguous in
-// itself must be cut into a run of new dims.
+// Finds the strides that view `t` as `sizes`; false if there are none: each run of old dims that
+// merge into one must split into consecutive new dims.
 bool view_strides(const TensorImpl& t, const IntList& sizes, IntList& strides) {
   strides = contiguous_strides(sizes);
   if (t.contiguous() || t.numel == 0) return true;
@@ -67,9 +67,9 @@ void expand_shape(OpCall& c) {
 }
 
 struct AsStridedAttrs {
-  int64_t shift;  ///< From the tensor's own offset: a recorded step's inputs move.
+  int64_t shift;  ///< Relative to the tensor's own offset: inputs of a recorded step may move.
 };                // Sizes and strides follow.
-constexpr int kMostStrided = (kMaxAttrs - 1) / 2;
+constexpr int kMaxStridedDims = (kMaxAttrs - 1) / 2;
 
 void as_strided_shape(OpCall& c) {
   OutMeta& m = view_meta(c);
@@ -105,7 +105,7 @@ void reshape_vjp(VjpCall& v) { v.gin[0] = v.gout[0].reshape(v.meta(0).sizes); }
 
 void expand_vjp(VjpCall& v) { v.gin[0] = sum_to(v.gout[0], v.meta(0).sizes); }
 
-const OpDef alias_row{"alias", "the same view again", view_spec(alias_shape, alias_vjp)};
+const OpDef alias_row{"alias", "the same sizes and strides", view_spec(alias_shape, alias_vjp)};
 const OpDef permute_row{"permute", "dims in another order", view_spec(permute_shape, permute_vjp)};
 const OpDef view_row{"view", "other sizes over the same elements",
                      view_spec(view_shape, reshape_vjp)};
@@ -114,7 +114,7 @@ const OpDef expand_row{"expand", "dims of size 1 repeated without a copy",
 const OpDef as_strided_row{"as_strided", "any strides over the storage",
                            view_spec(as_strided_shape, nullptr)};
 
-// Sizes with at most one -1 resolved so that they hold `n` elements.
+// `sizes` with at most one -1 resolved; throws unless they hold as many elements as `t`.
 IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
   IntList out = sizes;
   int unknown = -1;
@@ -142,9 +142,9 @@ IntList resolve_sizes(const char* op, const IntList& sizes, const Tensor& t) {
 Tensor alias(const Tensor& t) { return call(alias_row, {t}); }
 
 Tensor as_strided(const Tensor& t, const IntList& sizes, const IntList& strides, int64_t offset) {
-  BRRR_CHECK(sizes.size() == strides.size() && sizes.size() <= kMostStrided,
+  BRRR_CHECK(sizes.size() == strides.size() && sizes.size() <= kMaxStridedDims,
              "as_strided: {} sizes and {} strides; give as many of both, at most {}", sizes.size(),
-             strides.size(), kMostStrided);
+             strides.size(), kMaxStridedDims);
   BRRR_CHECK(!t.requires_grad() || !grad_enabled(),
              "as_strided: has no gradient; use slice, permute or expand");
   int64_t from = 0;
@@ -209,7 +209,7 @@ Tensor Tensor::expand(const IntList& wanted) const {
 
 Tensor Tensor::unsqueeze(int64_t d) const {
   const int at = wrap_dim("unsqueeze", d, static_cast<int>(dim()) + 1);
-  BRRR_CHECK(dim() < kMaxDims, "unsqueeze: {} has {} dims, the most there are; flatten some",
+  BRRR_CHECK(dim() < kMaxDims, "unsqueeze: {} already has {} dims, the maximum; flatten some",
              describe(*this), kMaxDims);
   IntList sizes = this->sizes();
   sizes.insert(at, 1);
@@ -257,7 +257,7 @@ Tensor sum_to(const Tensor& t, const IntList& sizes) {
   }
   BRRR_CHECK(fits, "sum_to: {} cannot be summed to {}, which does not broadcast to it", describe(t),
              to_string(sizes));
-  if (dims.size() == shift) return t.sum(dims);  // Without a view, so that a leaf can keep it.
+  if (dims.size() == shift) return t.sum(dims);  // No view: a leaf can keep it as its gradient.
   return sole_view(t.sum(dims, /*keepdim=*/true).reshape(sizes));
 }
 

@@ -25,7 +25,7 @@ struct Bool {
   uint8_t byte;
 };
 
-// f(an element of dtype t). Inlined, as its lambdas are: half of the time of one element's.
+// f(an element of dtype t). Inlined, as its lambdas are: calls took half the time of one element.
 template <class F> [[gnu::always_inline]] inline void with_element(DType t, F f) {
   if (t == kFloat32) return f(float{});
   if (t == kFloat64) return f(double{});
@@ -49,8 +49,8 @@ uint16_t float_to_bfloat16(float x) {
   if (x != x) return static_cast<uint16_t>((b >> 16) | 0x40);
   return static_cast<uint16_t>((b + 0x7fffu + (b >> 16 & 1)) >> 16);
 }
-// The one definition of half is the vector one; a single value is one lane of it. (Inlined into
-// loops over single values with AVX2, these end g++ 12 by an internal error.)
+// Half is defined once, on vectors; a single value is one lane. (Inlined into loops over single
+// values with AVX2, these crash g++ 12 with an internal error.)
 [[gnu::noinline]] float float16_to_float(uint16_t h) { return vx::f16_to_f32(vx::splat(h))[0]; }
 [[gnu::noinline]] uint16_t float_to_float16(float x) { return vx::f32_to_f16(vx::splat(x))[0]; }
 
@@ -78,7 +78,7 @@ template <class To, class From> To convert(From x) {
   }
 }
 
-// Sixteen of them in the vector that holds them best, and back; bool as 0 and 1.
+// Sixteen elements in the vector type that holds them best, and back; bool as 0 and 1.
 BRRR_VX auto widened(const BF16* x) { return vx::bf16_to_f32(vx::load(&x->bits)); }
 BRRR_VX auto widened(const F16* x) { return vx::f16_to_f32(vx::load(&x->bits)); }
 BRRR_VX auto widened(const uint8_t* x) { return vx::u8_to_i32(vx::load(x)); }
@@ -106,7 +106,7 @@ template <class V> BRRR_VX void narrowed(Bool* to, V x) {
 template <class To, class From>
 void run(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64_t n) {
   if (dst_stride != 1 || src_stride != 1) {
-    // A loop of one element takes twice as long where it happens to cross a cache line.
+    // Unrolled: a loop over single elements takes twice as long if it crosses a cache line.
 #pragma GCC unroll 4
     for (int64_t i = 0; i < n; ++i) dst[i * dst_stride] = convert<To>(src[i * src_stride]);
   } else if constexpr (std::is_same_v<To, From>) {
@@ -129,7 +129,7 @@ void run_as(DType to, void* dst, int64_t dst_stride, DType from, const void* src
       });
 }
 
-// The smallest and largest number of an integer dtype.
+// The smallest and largest value of an integer dtype.
 std::pair<int64_t, int64_t> range_of(DType t) {
   if (t == kUInt8) return {0, UINT8_MAX};
   if (t == kInt32) return {INT32_MIN, INT32_MAX};

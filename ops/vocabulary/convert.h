@@ -1,14 +1,14 @@
 #pragma once
-// Runs of elements between storage dtypes and the four compute types.
+// Converts runs of elements between storage dtypes and the four compute types.
 
 #include "core/scalar.h"
 
 namespace brrr {
 
-/// Throws brrr::Error, naming `op`, unless dtype `t` holds the number: an integer dtype holds what
-/// is in its range once the fraction is cut off, every other dtype holds all numbers.
+/// Throws brrr::Error, naming `op`, unless dtype `t` can hold the value: an integer dtype holds
+/// values that are in its range once truncated, every other dtype holds all values.
 void check_holds(const char* op, Scalar v, DType t);
-/// The number of integer dtype `t` that is nearest to v.
+/// The value of integer dtype `t` that is nearest to v.
 int64_t nearest_integer(int64_t v, DType t);
 
 /// dst[i] = src[i * stride] for n elements; dst is dense in compute type `ct`, src has dtype

@@ -1,7 +1,7 @@
 #pragma once
-// The innermost part of matrix products: a tile of the result in registers.
-// Every element is one chain of fused multiply-adds in the order of k, so that its bits do not
-// depend on the tile's shape or the machine's vector width.
+// The innermost part of matrix products: a tile of the result in registers. Every element is one
+// chain of fused multiply-adds in the order of k, so that its bits do not depend on the tile's
+// shape or the machine's vector width.
 
 #include <array>
 #include <cstdint>
@@ -25,7 +25,7 @@ template <class T> BRRR_VX RegOf<T> load(const T* p) {
   return r;
 }
 template <class T> BRRR_VX void store(T* p, RegOf<T> v) { __builtin_memcpy(p, &v, sizeof v); }
-// Exact for every x: compilers broadcast.
+// Exact for every x, and compiled to a broadcast.
 template <class T> BRRR_VX RegOf<T> splat(T x) { return x - RegOf<T>{}; }
 
 BRRR_VX Reg fma(Reg a, Reg b, Reg c) {
@@ -57,9 +57,9 @@ template <class T> BRRR_VX void store_n(T* p, RegOf<T> v, int n) { vx::store_fir
 
 // --- the tile ------------------------------------------------------------------------------------
 
-// A tile keeps rows x regs sums in registers; on top come regs of B and a broadcast element of A.
-// Two FMAs a cycle of four cycles' latency need eight sums at least; the more there are the less
-// often a tile begins and ends. Of few rows a tile is wider.
+// A tile keeps rows x regs accumulators in registers, beside regs of B and a broadcast element of
+// A. Two FMAs per cycle with a latency of four cycles need at least eight accumulators; the more
+// there are, the less often a tile begins and ends. With few rows a tile is wider.
 inline constexpr int kRegs = BRRR_VX_BYTES == 64 ? 3 : 2;
 inline constexpr int kFlatRows = BRRR_VX_BYTES == 64 ? 2 : 3;
 inline constexpr int kFlatRegs = BRRR_VX_BYTES == 64 ? 8 : 4;
@@ -69,10 +69,10 @@ constexpr int tile_rows(int regs) {
 }
 inline constexpr int kTallest = tile_rows(1);
 
-inline constexpr int64_t kTermsAhead = 16;  // Hundreds of cycles: what a third cache takes.
+inline constexpr int64_t kPrefetchTerms = 16;  // Hundreds of cycles: an L3 access.
 
-// The left operand by strides (so a transpose costs nothing), the right one by rows of contiguous
-// elements. `last` lanes of the last register are columns of C. `count` tiles one below the other.
+// The left operand has any strides (so a transpose costs nothing), the right one contiguous rows.
+// `last` lanes of the last register are columns of C. `count` tiles, one below the other.
 template <class T> struct Tile {
   int64_t k;
   const T* a = nullptr;
@@ -82,23 +82,23 @@ template <class T> struct Tile {
   T* c = nullptr;
   int64_t c_row;
   int last;
-  bool add;             // Go on from what C holds, or,
-  bool at_end = false;  // from zero, and add that to what C holds.
+  bool add;             // Accumulate on C: start from it,
+  bool at_end = false;  // or from zero, and add C at the end.
   int64_t count = 1;
-  // Far tiles: whether results are asked for, and, a line of each row a tile, the panel that lies
-  // so many elements behind this one's.
+  // Far tiles: whether to prefetch results; where the next panel of B begins, as an offset from b,
+  // to be prefetched one line of each row per tile (0: none).
   bool results = false;
   int64_t next_b = 0;
 };
 
-// One of them, its left operand from `a` on, its result to `c`. A `far` one asks for operands
-// ahead, which costs the smallest a tenth where they are in the first cache.
+// One of the tiles: left operand at `a`, result at `c`. A `far` tile prefetches its operands, which
+// costs the smallest tiles a tenth if they are in the L1 cache.
 template <class T, int rows, int regs, bool tail, bool far>
 BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t a_k, int64_t b_k,
                       int64_t c_row, int last, int64_t next_b) {
   using R = RegOf<T>;
   constexpr int kWidth = kWidthOf<T>;
-  // By three: an address of x86 is a base and once or twice a stride.
+  // One base per three rows: an x86 address is a base and once or twice a stride.
   constexpr int kBases = (rows + 2) / 3;
   R sum[rows][regs];
   const T* base[kBases];
@@ -110,7 +110,7 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
     for (int j = 0; j < regs; ++j) sum[i][j] = R{};
   }
   if (far && t.results) {
-    // What is there is wanted at once: the next tile's.
+    // If added to, this tile's results are read at once: prefetch the next tile's.
     const T* at = t.add ? c + rows * c_row : c;
 #pragma GCC unroll 24
     for (int i = 0; i < rows; ++i, at += c_row) {
@@ -132,8 +132,8 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
   for (int64_t k = t.k; k > 0; --k, b += b_k) {
     if constexpr (far) {
       vx::prefetch<2>(b + next_b);
-      // Of a transposed left operand each term is a line of its own.
-      vx::prefetch<1>(base[0] + kTermsAhead * a_k);
+      // In a transposed left operand each term is a cache line of its own.
+      vx::prefetch<1>(base[0] + kPrefetchTerms * a_k);
     }
     R right[regs];
 #pragma GCC unroll 8
@@ -163,7 +163,7 @@ BRRR_VX void one_tile(const Tile<T>& t, const T* a, T* c, int64_t a_row, int64_t
 #pragma GCC unroll 8
     for (int j = 0; j < regs; ++j) {
       T* const to = c + j * kWidth;
-      const bool whole = j + 1 < regs;  // What is masked takes AVX2 ten times as long.
+      const bool whole = j + 1 < regs;  // With AVX2 masked accesses take ten times as long.
       if (at_end) sum[i][j] = (whole ? load(to) : load_n(to, last)) + sum[i][j];
       whole ? store(to, sum[i][j]) : store_n(to, sum[i][j], last);
     }
@@ -177,7 +177,7 @@ template <class T, int rows, int regs, bool tail, bool far> void run_tile(const 
   T* c = t.c;
   int64_t next_b = t.next_b;
   for (int64_t n = t.count; n > 0; --n, a += rows * a_row, c += rows * c_row) {
-    // What g++ could compute of these before the loop it would keep on the stack.
+    // Keeps g++ from computing multiples of these before the loop and spilling them.
     asm("" : "+r"(a_row), "+r"(a_k), "+r"(c_row));
     one_tile<T, rows, regs, tail, far>(t, a, c, a_row, a_k, b_k, c_row, last, next_b);
     next_b = t.next_b && t.count - n + 1 < regs ? next_b + kWidthOf<T> : 0;
@@ -200,7 +200,7 @@ constexpr Tiles<T> tiles(std::integer_sequence<int, reg...>) {
   return all;
 }
 
-/// The second ones read no more than `last` lanes of the right operand's last register.
+/// The second table reads no more than `last` lanes of the right operand's last register.
 template <class T, bool far = false>
 inline constexpr std::array kTiles{
     tiles<T, false, far>(std::make_integer_sequence<int, kFlatRegs>{}),

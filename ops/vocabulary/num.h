@@ -1,7 +1,6 @@
 #pragma once
-// Num<V>: a number of a kernel, so that a row's generic lambda reads like the formula. V is a
-// vector of ops/vocabulary/vec.h, or double for the oracle. The wrapper keeps `x * 0.5` in x's own
-// type.
+// Num<V>: a value in a kernel, so that a row's generic lambda reads like the formula. V is a vector
+// of ops/vocabulary/vec.h, or double for the oracle. The wrapper keeps `x * 0.5` in x's own type.
 
 #include <cmath>
 #include <cstdint>
@@ -47,8 +46,8 @@ template <class V> struct WrapOf { using type = V; };
 template <> struct WrapOf<vx::i32> { using type = vx::u32; };
 template <> struct WrapOf<vx::i64> { using type = vx::u64; };
 
-// All of it in line, even where the caller is to be flat: where a vector takes two registers g++ 12
-// leaves calls in what is long, with vectors in memory (softmax took five times as long).
+// Everything is inlined, even if the caller is flattened: for vectors of two registers g++ 12
+// leaves calls in long functions, with vectors in memory (softmax took five times as long).
 template <class V> struct Num {
   using Wrap = typename WrapOf<V>::type;
   V v;
@@ -83,13 +82,13 @@ template <class V> struct Num {
 #undef BRRR_COMPARE
 };
 
-/// The upper bits of a draw's words, at most 31: conversions of signed numbers are cheaper.
+/// The upper bits of a draw's words, at most 31, as signed integers, whose conversion is cheaper.
 inline Num<vx::i32> operator>>(Num<vx::u32> words, Num<vx::Line> by) {
   return (vx::i32)(words.v >> static_cast<unsigned>(by.v.first));
 }
 
 namespace vx {
-/// The vocabulary of one number in double, by libm: what the oracle, Num<double>, computes with.
+/// The vocabulary for one double, by libm: what the oracle, Num<double>, computes with.
 using std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::pow, std::fma;
 using std::floor, std::ceil, std::trunc, std::abs, std::isnan, std::isfinite;
 using std::sin, std::cos, std::tanh, std::erf;

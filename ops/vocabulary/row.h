@@ -1,10 +1,10 @@
 #pragma once
-// row::, what a row op's lambda says about whole rows, and m:: for the values it computes with.
+// row::, a row op's functions of whole rows, and m:: for the values its lambda computes with.
 //
-// A value of such a lambda varies from element to element, from row to row, or not at all. What it
-// is depends on the reading: an expression over vectors (eager kernels), numbers (the oracle),
-// tensors (the differentiable form) or symbols (source text). A reading gives `lift<F>(a...)`, F
-// applied to each element of its arguments, and the functions of row:: below.
+// A value of such a lambda varies from element to element, from row to row, or not at all. Its type
+// is the reading's, for which the lambda is instantiated: an expression over vectors (eager
+// kernels), doubles (the oracle), tensors (the differentiable form) or symbols (source text). A
+// reading defines `lift<F>(a...)`, F applied elementwise, and the functions of row:: below.
 
 #include <type_traits>
 
@@ -26,8 +26,8 @@ template <class F, class... A> [[gnu::always_inline]] inline auto lift(const A&.
   return ReadingOf<A...>::type::template lift<F>(a...);
 }
 
-// Functions of elements, as types, and what lifts them: operators, and functions of m::. `chain`: a
-// long chain of operations, worth keeping.
+// Elementwise functions as types, and the operators and functions of m:: that lift them. `chain`: a
+// long chain of operations, whose result is worth keeping.
 #define BRRR_OPERATOR(Name, sign)                                                        \
   namespace lifted {                                                                     \
   struct Name {                                                                          \
@@ -85,8 +85,8 @@ struct Negate {
   static constexpr bool chain = false;
   template <class A> [[gnu::always_inline]] auto operator()(const A& a) const { return -a; }
 };
-// The larger and the smaller one. They pass over NaN, at half the cost of m::max and m::min: it
-// reaches the results through the sums.
+// The larger and the smaller value. They ignore NaN, at half the cost of m::max and m::min: it
+// still reaches the results through the sums.
 struct Larger {
   static constexpr bool chain = false;
   template <class A> [[gnu::always_inline]] auto operator()(const A& a, const A& b) const {
@@ -103,7 +103,7 @@ struct Square {
   static constexpr bool chain = false;
   template <class A> [[gnu::always_inline]] auto operator()(const A& a) const { return a * a; }
 };
-/// The elements of the row combined by F, from its identity on.
+/// Folds the row's elements by F, from its identity on.
 template <class F, class A> [[gnu::always_inline]] inline auto fold(A&& a, double identity) {
   return std::decay_t<A>::Reading::template fold<F>(std::forward<A>(a), identity);
 }
@@ -112,19 +112,19 @@ template <class F, class A> [[gnu::always_inline]] inline auto fold(A&& a, doubl
 template <RowValue A> auto operator-(const A& a) { return lift<lifted::Negate>(a); }
 
 namespace m {
-/// x * x, of an x that is computed once.
+/// x * x, with x computed once.
 template <RowValue A> auto square(const A& a) { return lift<lifted::Square>(a); }
-/// The value, as one that has no gradient.
+/// The value as a constant: no gradient flows through it.
 template <RowValue A> auto constant(const A& a) { return A::Reading::constant(a); }
 }  // namespace m
 
 namespace row {
 
-/// Sum over the row, in the order of the device. An lvalue may be kept for its next use.
+/// Sum over the row, in the order of the device. An lvalue argument may be kept for its next use.
 template <class A> [[gnu::always_inline]] inline auto sum(A&& a) {
   return lifted::fold<lifted::Add>(std::forward<A>(a), 0.0);
 }
-/// The largest and the smallest element. They pass over NaN; without a number in the row they are
+/// The largest and the smallest element. They ignore NaN; if the row has no other elements they are
 /// -infinity and infinity.
 template <class A> [[gnu::always_inline]] inline auto max(A&& a) {
   return lifted::fold<lifted::Larger>(std::forward<A>(a), -__builtin_inf());
@@ -132,7 +132,7 @@ template <class A> [[gnu::always_inline]] inline auto max(A&& a) {
 template <class A> [[gnu::always_inline]] inline auto min(A&& a) {
   return lifted::fold<lifted::Smaller>(std::forward<A>(a), __builtin_inf());
 }
-/// How many elements the row has.
+/// The number of elements in the row.
 template <RowValue A> auto count(const A& a) {
   const auto n = A::Reading::length(a);
   if constexpr (RowValue<decltype(n)>)
@@ -144,18 +144,18 @@ template <class A> [[gnu::always_inline]] inline auto mean(A&& a) {
   const auto n = std::decay_t<A>::Reading::length(a);
   return sum(std::forward<A>(a)) / n;
 }
-/// Element `id` of the row; 0 where the id does not count.
+/// Element `id` of the row; 0 if the id is ignored.
 template <RowValue A, RowValue Id> auto pick(const A& a, const Id& id) {
   return A::Reading::pick(a, id);
 }
-/// Whether an element is the row's `id`-th.
+/// A mask: whether an element is the row's `id`-th.
 template <RowValue Id> auto is_at(const Id& id) { return Id::Reading::is_at(id); }
-/// Whether the id counts: it is not the one to be ignored. As a mask.
+/// A mask: whether the id counts, that is, is not the one to ignore.
 template <RowValue Id> auto counts(const Id& id) { return Id::Reading::counts(id); }
-/// The sum over all rows, of each element of them: what the gradient of something that the rows
-/// share is made of. A result only.
+/// The sum over all rows of each of their elements: the gradient of an operand that the rows share.
+/// Only a result.
 template <RowValue A> auto over_rows(const A& a) { return A::Reading::over_rows(a); }
-/// The sum of a number of each row over all rows. Usable in a result that is one number.
+/// The sum of a per-row scalar over all rows. For results that are a single number.
 template <RowValue A> auto total(const A& a) { return A::Reading::total(a); }
 
 }  // namespace row

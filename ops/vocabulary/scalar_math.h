@@ -14,14 +14,14 @@ namespace brrr::m {
 
 // The only macros of the vocabulary: one line gives a function all its forms but Tensor's, which is
 // the public op of the same name. The numbers are its Effort, counted from the definition for
-// float32: floating-point operations, and long chains of them. `emit` says what is known of its
-// results: a Num, or a Mask.
+// float32: floating-point operations, and long chains of them. `emit` records what is known of the
+// results, which are a Num or a Mask.
 //
-// One operation is an addition, subtraction, multiplication, division, root, rounding to an integer
-// or comparison, and two are an fma: in the branch that usual arguments take, without AVX-512,
-// which scales by a power of 2 in one instead of two. Selections, tables, conversions, signs and
-// whatever is done with integers are none. tests/counts holds the numbers to the instructions
-// executed.
+// An addition, subtraction, multiplication, division, root, rounding to an integer or comparison is
+// one operation, an fma two: counted in the branch of usual arguments, without AVX-512, which
+// scales by a power of 2 in one operation instead of two. Selections, tables, conversions, signs
+// and integer operations count as none. tests/counts checks the numbers against executed
+// instructions.
 #define BRRR_FUNCTIONS_OF_ONE(F)       \
   F(exp, 23, 1, rising_emit, Num)      \
   F(expm1, 27, 1, sym_emit, Num)       \
@@ -80,7 +80,7 @@ inline Tensor max(const Tensor& a, Scalar b) { return brrr::maximum(a, b); }
 BRRR_FUNCTIONS_OF_TWO(BRRR_NUMBER_FIRST)
 #undef BRRR_NUMBER_FIRST
 
-/// x * y + z, rounded once: the only contraction there is.
+/// x * y + z, rounded once except for tensors: the only contraction there is.
 template <class V>
 [[gnu::always_inline]] inline Num<V> fma(Num<V> x, std::type_identity_t<Num<V>> y,
                                          std::type_identity_t<Num<V>> z) {
@@ -93,8 +93,8 @@ template <class Y, class Z> Tensor fma(const Tensor& x, const Y& y, const Z& z) 
 template <class Z> Tensor fma(double x, const Tensor& y, const Z& z) { return y * x + z; }
 inline Tensor fma(double x, double y, const Tensor& z) { return z + x * y; }
 
-/// Phi(x), the normal distribution's function, to 2^-24: what is near 0 has no more digits than
-/// what is near 1.
+/// Phi(x), the normal distribution's CDF, to an absolute 2^-24: values near 0 have no more digits
+/// than values near 1.
 template <class V> [[gnu::always_inline]] inline Num<V> normal_cdf(Num<V> x) {
   return {vx::normal_cdf(x.v)};
 }
@@ -111,21 +111,21 @@ inline Sym where(SymMask c, Sym a, Sym b) {
   return sym_emit("where($0, $1, $2)", {c.id, a.id, b.id}, {0});
 }
 using brrr::where;
-/// While it lives, numbers that a condition chooses between, and row::count, are of this dtype
-/// where a formula is read as tensors: nothing else tells it there.
-class NumbersAs : NotCopied {
+/// While it lives, literals that a condition chooses between, and row::count, have this dtype where
+/// a formula is instantiated on tensors: nothing else determines it there.
+class LiteralDTypeScope : NotCopied {
  public:
-  explicit NumbersAs(DType t) : held_(now, t) {}
+  explicit LiteralDTypeScope(DType t) : held_(now, t) {}
   inline static thread_local DType now = kFloat32;
 
  private:
   Held<DType> held_;
 };
 inline Tensor where(const Tensor& c, double a, double b) {
-  if (NumbersAs::now == kFloat32) return brrr::where(c, Scalar(a), Scalar(b));
-  return brrr::where(c, full({}, a, NumbersAs::now, c.device()), b);
+  if (LiteralDTypeScope::now == kFloat32) return brrr::where(c, Scalar(a), Scalar(b));
+  return brrr::where(c, full({}, a, LiteralDTypeScope::now, c.device()), b);
 }
-/// The same with a condition on integers of the formula: places, words of a draw.
+/// The same with a condition on integers of the formula: positions, words of a draw.
 template <class W, class V>
 requires(!std::is_same_v<W, V>) Num<V> where(Mask<W> c, Num<V> a, std::type_identity_t<Num<V>> b) {
   return where(Mask<V>{c.m}, a, b);
@@ -133,7 +133,7 @@ requires(!std::is_same_v<W, V>) Num<V> where(Mask<W> c, Num<V> a, std::type_iden
 
 // --- integers of a formula -----------------------------------------------------------------------
 
-/// What a formula's int64 operands are: places of the element, seeds, numbers that must stay exact.
+/// A formula's int64 operands: positions of the element, seeds, integers that must stay exact.
 using Index = Num<vx::Line>;
 
 /// An integer in the type of x.
@@ -144,20 +144,20 @@ inline Sym like(Sym, SymIndex i) {
   return sym_emit(to_compute(kInt64, SymScope::current().compute()).c_str(), {i.id}, {0});
 }
 
-/// i, an index that is to be in [0, n): see PointwiseTraits::check. A GPU notes one that is not.
+/// i, an index that must be in [0, n): see PointwiseTraits::check. A GPU records one that is not.
 template <class V> Num<V> checked(Num<V> i, std::type_identity_t<Num<V>>) { return i; }
 inline Sym checked(Sym i, Sym n) { return sym_emit("checked($0, $1)", {i.id, n.id}, {0}); }
 
-// Philox is long: the compiler would not inline what stands around it by itself.
+// Philox is long: by itself the compiler would not inline the functions around it.
 
-/// Of element i of the draw `number` under `seed`, two numbers that all elements share, the word.
+/// The word of element i of draw `number` under `seed`, both of which all elements share.
 [[gnu::always_inline]] inline Num<vx::u32> draw(Index seed, Index number, Index i) {
   return vx::draw(seed.v, number.v, i.v);
 }
 inline SymIndex draw(SymIndex seed, SymIndex number, SymIndex i) {
   return SymIndex(draw_emit(kInt64, "draw($0, $1, $2)", {seed.id, number.id, i.id}));
 }
-/// A number in [0, range), which is unsigned.
+/// An integer in [0, range), which is unsigned.
 [[gnu::always_inline]] inline Num<vx::i64> draw_below(Index range, Index seed, Index number,
                                                       Index i) {
   return vx::draw_below(range.v, seed.v, number.v, i.v);
@@ -166,7 +166,7 @@ inline SymIndex draw_below(SymIndex range, SymIndex seed, SymIndex number, SymIn
   return SymIndex(
       draw_emit(kInt64, "draw_below($0, $1, $2, $3)", {range.id, seed.id, number.id, i.id}));
 }
-/// Whether dropout keeps it; limit / 2^32 is the probability that it does not.
+/// Whether dropout keeps element i; limit / 2^32 is the probability that it does not.
 [[gnu::always_inline]] inline Mask<vx::Line> draw_keeps(Index limit, Index seed, Index number,
                                                         Index i) {
   return {vx::draw_keeps(limit.v, seed.v, number.v, i.v)};

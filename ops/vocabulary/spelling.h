@@ -1,5 +1,5 @@
 #pragma once
-// How generated text writes dtypes: elements, vectors, and the ways between them.
+// How generated text writes dtypes: elements, vectors, and the conversions between them.
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 namespace brrr {
 
 /// How a dtype is spelled: its element in memory, the vector that holds it in a register (16-bit
-/// floats as f32, uint8 as i32, bool as a mask), and the ways between the two.
+/// floats as f32, uint8 as i32, bool as a mask), and the conversions between the two.
 struct Spelling {
   const char* element;
   const char* vector;
@@ -44,7 +44,7 @@ inline std::string fill(const std::string& pattern, const std::vector<std::strin
   return s;
 }
 
-/// The pattern that takes a register of dtype `from` to compute type `to`, as the eager driver's
+/// The pattern that converts a register of dtype `from` to compute type `to`, as the eager driver's
 /// tiles do.
 inline std::string to_compute(DType from, DType to) {
   const char* vector = spelling(to).vector;
@@ -53,7 +53,7 @@ inline std::string to_compute(DType from, DType to) {
 }
 
 /// The pattern that rounds a result of arithmetic in compute type `from` (kBool: a mask) to dtype
-/// `to`; with `fast` 16-bit floats stay as they are until they are stored.
+/// `to`; with `fast` 16-bit floats stay unrounded until they are stored.
 inline std::string from_compute(DType from, DType to, bool fast) {
   if (fast && (to == kBFloat16 || to == kFloat16)) to = kFloat32;
   if (from == to) return "$0";

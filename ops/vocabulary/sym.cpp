@@ -15,13 +15,13 @@ int append(Statements& list, Statement s) {
   for (int a : s.args) s.varies = std::max(s.varies, list[static_cast<size_t>(a)].varies);
   if (s.kind == Statement::Fold || s.kind == Statement::Pick) s.varies = Statement::WithRow;
   if (s.kind == Statement::Total) s.varies = Statement::Never;
-  if (s.kind == Statement::FoldRows) s.varies = Statement::InRow;  // A number for each place.
+  if (s.kind == Statement::FoldRows) s.varies = Statement::InRow;  // A value per position.
   list.push_back(std::move(s));
   return static_cast<int>(list.size()) - 1;
 }
 
-// As the two that there are write it: reductions' maximum, which keeps NaN, and rows', which passes
-// over it.
+// Matches the two forms in use: the reductions' maximum, which keeps NaN, and the rows', which
+// ignores it.
 bool is_largest_of(const Statement& s, int x) {
   if (s.kind != Statement::Fold || s.args[0] != x) return false;
   return s.text == "max($0, $1)" || s.text == "where((lt($0, $1)), $1, $0)";
@@ -55,14 +55,14 @@ uint64_t operands_used(const Statements& list, int id) {
   return used.back();
 }
 
-// Infinities and NaNs have no literal without headers, and NVRTC has not all built-in functions of
+// Infinities and NaNs have no literal without headers, and NVRTC lacks some built-in functions of
 // the host's compilers.
 std::string literal(double v) {
   if (std::isnan(v)) return "__builtin_bit_cast(double, 0x7ff8000000000000l)";
   if (std::isinf(v)) {
     return std::string(v < 0 ? "-" : "") + "__builtin_bit_cast(double, 0x7ff0000000000000l)";
   }
-  char text[32];  // A locale has no say in it, as it has in what printf writes.
+  char text[32];  // Independent of the locale, unlike printf.
   const auto end = std::to_chars(text, text + sizeof text, std::abs(v), std::chars_format::hex);
   return (std::signbit(v) ? "-0x" : "0x") + std::string(text, end.ptr);
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Sym: a row's lambda run on symbols writes down the statements of its formula.
+// Sym: a row's lambda, instantiated on symbols, records the statements of its formula.
 
 #include <cstdint>
 #include <initializer_list>
@@ -12,29 +12,29 @@
 
 namespace brrr {
 
-/// One value of a program, which its place in the list of statements names.
+/// One value of a program, identified by its index in the list of statements.
 struct Statement {
   enum Kind : uint8_t {
-    Operand,   ///< Number `which` of what a formula alone is written over.
-    Load,      ///< An element of window `which`; of a bool one a mask.
-    Number,    ///< Number `which` of the program, cast to `type`.
+    Operand,   ///< Operand `which` of a formula that is in no program.
+    Load,      ///< An element of window `which`; a mask if that is bool.
+    Number,    ///< Scalar `which` of the program, cast to `type`.
     Constant,  ///< The literal `text`, cast to `type`.
     Formula,   ///< `text` in the dialect of ops/vocabulary/vec.h, `$0`.. being its arguments.
-    Store,     ///< Its argument goes to window `which`.
-    // Of rows; `which` is an operand, of a program a window; `text` of the three that read an id
-    // is the program's number that does not count.
-    Fold,      ///< Its argument over the row, from its second argument (an identity) on: `text`
-               ///< combines what there is, $0, with an element or another such part, $1.
-    FoldRows,  ///< The same over all rows, of each place in them: a number that they share.
-    Length,    ///< How many elements a row has.
-    Pick,      ///< Its argument at the place that id `which` says; 0 if that does not count.
-    Counts,    ///< A mask: whether id `which` counts.
-    IsAt,      ///< A mask: whether the element is the one that id `which` says.
-    Total,     ///< Its argument over all rows.
+    Store,     ///< Stores its argument to window `which`.
+    // Over rows. `which` is an operand, in a program a window; in the three that read an id `text`
+    // is the program's scalar that holds the id to ignore.
+    Fold,      ///< Folds its argument over the row, from its second argument (an identity) on:
+               ///< `text` combines a partial result, $0, with an element or another one, $1.
+    FoldRows,  ///< The same over all rows, at each position: one row of results.
+    Length,    ///< The number of elements in a row.
+    Pick,      ///< Its argument at the index in id `which`; 0 if that is ignored.
+    Counts,    ///< A mask: whether id `which` is not ignored.
+    IsAt,      ///< A mask: whether the element's index is id `which`.
+    Total,     ///< Folds its argument, a scalar per row, over all rows.
   };
-  /// Where the value is the same.
+  /// How the value varies.
   enum Varies : uint8_t { Never, WithRow, InRow };
-  /// What holds for every value that is not NaN: functions may have a cheaper form for such.
+  /// What holds for every value that is not NaN: functions may have a cheaper form for it.
   enum Known : uint8_t { Anything, Unit /* in [-1, 1] */, NotPositive };
 
   Kind kind;
@@ -42,8 +42,8 @@ struct Statement {
   int which = -1;
   std::string text = {};
   std::vector<int> args = {};
-  uint8_t cost = 0;   ///< Twice the long chains of dependent operations (polynomials) that it is.
-  uint8_t flops = 0;  ///< Floating-point operations of an element, an fma being two.
+  uint8_t cost = 0;   ///< Twice the number of long dependent chains (polynomials) in it.
+  uint8_t flops = 0;  ///< Floating-point operations per element, an fma being two.
   Known known = Anything;
   Varies varies = Never;
 };
@@ -51,13 +51,13 @@ using Statements = std::vector<Statement>;
 inline bool reads_id(const Statement& s) {
   return s.kind == Statement::Pick || s.kind == Statement::Counts || s.kind == Statement::IsAt;
 }
-/// Adds one, which varies as its arguments do, too; returns its place.
+/// Appends a statement, which varies at least as its arguments do; returns its index.
 int append(Statements& list, Statement s);
 
-/// While it lives, the symbols of this thread write to its list.
+/// While it lives, the symbols of this thread append to its list.
 class SymScope : NotCopied {
  public:
-  /// Formulas and numbers are of type `compute`.
+  /// Formulas and scalars are of type `compute`.
   SymScope(Statements& list, DType compute)
       : list_(list), compute_(compute), held_(current_, this) {}
 
@@ -74,13 +74,13 @@ class SymScope : NotCopied {
   Held<SymScope*> held_;
 };
 
-/// Whether s is the largest of the elements x over their row.
+/// Whether s is the maximum of the elements x over their row.
 bool is_largest_of(const Statement& s, int x);
 /// Statement `id`, a formula of operands alone, as a pattern: operand k is $k.
 std::string pattern(const Statements& list, int id);
 /// Bit k is set: statement `id` depends on operand k.
 uint64_t operands_used(const Statements& list, int id);
-/// A number as text: hex floats keep every bit.
+/// A value as text: hex floats keep every bit.
 std::string literal(double v);
 std::string literal(int64_t v);
 
@@ -94,7 +94,7 @@ struct SymMask {
   int id = -1;
 };
 
-/// What the text of a formula is: operations, an fma being two; chains of them (see Statement).
+/// The cost of a formula's text: operations, an fma being two; chains of them (see Statement).
 struct Effort {
   int flops = 1, chains = 0;
 };
@@ -104,17 +104,17 @@ inline Sym sym_emit(const char* text, std::initializer_list<int> args, Effort e 
   return Sym(s.add({Statement::Formula, s.compute(), -1, text, args,
                     static_cast<uint8_t>(2 * e.chains), static_cast<uint8_t>(e.flops), known}));
 }
-/// One whose results lie in [-1, 1].
+/// A formula whose results lie in [-1, 1].
 inline Sym bounded_emit(const char* text, std::initializer_list<int> args, Effort e) {
   return sym_emit(text, args, e, Statement::Unit);
 }
 inline Statement::Known known_of(int id) { return SymScope::current()[id].known; }
-/// One that has a cheaper form for an argument from there too, named unit_...
+/// The same, with a cheaper form for an argument in [-1, 1], named unit_...
 inline Sym wave_emit(const char* text, std::initializer_list<int> args, Effort e) {
   const bool unit = known_of(*args.begin()) == Statement::Unit;
   return bounded_emit(unit ? (std::string("unit_") + text).c_str() : text, args, e);
 }
-/// One that has a cheaper form for an argument that is not positive, named falling_...
+/// A formula with a cheaper form for an argument that is not positive, named falling_...
 inline Sym rising_emit(const char* text, std::initializer_list<int> args, Effort e) {
   const bool falls = known_of(*args.begin()) == Statement::NotPositive;
   return sym_emit(falls ? (std::string("falling_") + text).c_str() : text, args, e);
@@ -124,7 +124,7 @@ inline SymMask mask_emit(const char* text, std::initializer_list<int> args, Effo
       {Statement::Formula, kBool, -1, text, args, 0, static_cast<uint8_t>(e.flops)})};
 }
 
-/// The statement Fold or FoldRows of x from the literal `init` on; combine(a, b) is a formula.
+/// Appends the Fold, FoldRows or Total of x from the literal `init` on; combine(a, b): a formula.
 template <class F>
 Sym fold_emit(Statement::Kind kind, const F& combine, Sym x, const std::string& init) {
   SymScope& s = SymScope::current();
@@ -152,7 +152,7 @@ inline SymMask operator&(SymMask a, SymMask b) { return mask_emit("$0 & $1", {a.
 inline SymMask operator|(SymMask a, SymMask b) { return mask_emit("$0 | $1", {a.id, b.id}, {0}); }
 inline SymMask operator!(SymMask a) { return mask_emit("~$0", {a.id}, {0}); }
 
-/// An int64 of a formula, whatever type the rest of it has: a place of the element, a seed.
+/// An int64 of a formula, whatever type the rest of it has: a position of the element, a seed.
 struct SymIndex {
   int id = -1;
   explicit SymIndex(int i) : id(i) {}
@@ -160,7 +160,7 @@ struct SymIndex {
       : id(SymScope::current().add({Statement::Constant, kInt64, -1, literal(v)})) {}
 };
 
-/// What a draw of `type` costs: a chain as long as four.
+/// A draw of `type`, at the cost of four chains.
 inline int draw_emit(DType type, const char* text, std::initializer_list<int> args) {
   return SymScope::current().add({Statement::Formula, type, -1, text, args, 8});
 }

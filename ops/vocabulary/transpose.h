@@ -1,5 +1,5 @@
 #pragma once
-// Matrices turned in registers, block by block.
+// Transposes matrices in registers, block by block.
 
 #include <algorithm>
 #include <cstdint>
@@ -35,7 +35,7 @@ template <Mix mix> BRRR_VX void exchange(Reg& a, Reg& b) {
 }
 
 #if BRRR_VX_BYTES == 64
-// Half a register from each place, in one instruction: g++ 12 would load both and permute them.
+// Half a register from each address, in one instruction: g++ 12 would load both and permute them.
 BRRR_VX Reg load_halves(const float* low, const float* high) {
   double __attribute__((vector_size(32))) first, second;
   __builtin_memcpy(&first, low, sizeof first);
@@ -49,7 +49,7 @@ BRRR_VX Reg load_halves(const float* low, const float* high) {
 }
 #endif
 
-// The rest of a transposition once rows' halves lie side by side.
+// The rest of a transposition once halves of rows are joined in registers.
 BRRR_VX void transpose_joined(Reg (&r)[kWidth]) {
 #pragma GCC unroll 16
   for (int i = 0; i < kWidth; i += 4) {
@@ -67,7 +67,7 @@ BRRR_VX void transpose_joined(Reg (&r)[kWidth]) {
   }
 }
 
-// Within each four lanes, and the fours among each other: r[c] becomes column c.
+// Transposes within groups of four lanes, and the groups: r[c] becomes column c.
 BRRR_VX void transpose(Reg (&r)[kWidth]) {
 #pragma GCC unroll 16
   for (int i = 0; kWidth >= 8 && i < kWidth; ++i) {
@@ -76,8 +76,8 @@ BRRR_VX void transpose(Reg (&r)[kWidth]) {
   transpose_joined(r);
 }
 
-// The same of rows in memory, row i at row(i). With 512 bits halves are joined as they are loaded,
-// which takes no permutation, of which a core starts one a cycle.
+// The same for rows in memory, row i at row(i). With 512 bits the loads join the halves, which
+// saves permutations, of which a core starts one per cycle.
 template <class F> BRRR_VX void load_transposed(const F& row, Reg (&r)[kWidth]) {
 #if BRRR_VX_BYTES == 64
 #pragma GCC unroll 16
@@ -94,11 +94,11 @@ template <class F> BRRR_VX void load_transposed(const F& row, Reg (&r)[kWidth]) 
 
 // --- a block of anything else --------------------------------------------------------------------
 
-/// A block of T is so many rows of as many elements.
+/// A block of T has kSide rows of kSide elements.
 template <class T> inline constexpr int kSide = std::min<int>(16, BRRR_VX_BYTES / sizeof(T));
 template <class T> using LineOf = typename vx::Part<T, kSide<T> * sizeof(T)>::type;
 
-// Elements of a and of b in turns: of their first halves, or of their second ones.
+// Interleaves a and b: their first halves, or their second ones.
 template <int from, class V, int... l> BRRR_VX V zip(V a, V b, std::integer_sequence<int, l...>) {
   return __builtin_shufflevector(a, b, (from + l / 2 + l % 2 * int{sizeof...(l)})...);
 }
@@ -123,7 +123,7 @@ template <class T> BRRR_VX void transpose(LineOf<T> (&r)[kSide<T>]) {
 
 // --- a matrix ------------------------------------------------------------------------------------
 
-// A whole block. A function of its own: in the loop over blocks g++ 12 would keep the addresses of
+// Transposes a whole block. Not inlined: in the loop over blocks g++ 12 would keep the addresses of
 // all rows and columns, on the stack.
 template <class T>
 [[gnu::noinline]] void transpose_block(const T* from, int64_t from_row, T* to, int64_t to_row) {
@@ -139,8 +139,8 @@ template <class T>
 #pragma GCC unroll 16
   for (int c = 0; c < n; ++c, to += to_row) __builtin_memcpy(to, &r[c], sizeof r[c]);
 }
-// One of `height` rows and `width` columns, of which the first `whole` may be written with what
-// follows them; of the others `lanes` elements are.
+// The same for a block of `height` rows and `width` columns. The first `whole` columns may be
+// stored as whole registers, over what follows them; of the others `lanes` elements are stored.
 template <class T>
 [[gnu::noinline]] void transpose_part(const T* from, int64_t from_row, int height, int width, T* to,
                                       int64_t to_row, int whole, int lanes) {
@@ -168,14 +168,14 @@ template <class T>
   }
 }
 
-/// to[c * to_row + r] = from[r * from_row + c] for r < rows and c < cols. With `pad` whole lines
-/// are written, zeros after the last row.
+/// to[c * to_row + r] = from[r * from_row + c] for r < rows and c < cols. With `pad` columns are
+/// padded with zeros to whole registers.
 template <class T>
 void transpose(const T* from, int64_t from_row, int64_t rows, int64_t cols, T* to, int64_t to_row,
                bool pad) {
   constexpr int n = kSide<T>;
-  // Of few rows, whose columns lie side by side: what is written beyond one is the next one's
-  // place.
+  // With few rows, whose columns are contiguous in `to`: a whole register runs over into the next
+  // columns, which are written later.
   const int64_t follow = rows == to_row && rows < n ? cols - (n - 1) / rows : 0;
   for (int64_t i = 0; i < rows; i += n) {
     const int height = static_cast<int>(std::min<int64_t>(n, rows - i));

@@ -1,10 +1,9 @@
 // The CPU vector prelude, part 1: types, memory access, comparisons.
 //
-// This text needs no header: kernels of the library include it, and generated kernels carry it
-// verbatim (then vec_hw.h to vec_rows.h, without #include lines), so both run the same
-// definitions.
-// Every vector has 16 logical lanes whatever the hardware, because lane count fixes the order of
-// a reduction. Only IEEE + - * / sqrt fma, integer and bit operations are used: results do not
+// This text needs no header: the library's kernels include it, and generated kernels contain it
+// verbatim (then vec_hw.h to vec_rows.h, without #include lines), so both run the same definitions.
+// Every vector has 16 logical lanes whatever the hardware, because the lane count fixes the order
+// of a reduction. Only IEEE + - * / sqrt fma, integer and bit operations are used: results do not
 // depend on -march or on the compiler (the payload and sign of a NaN excepted).
 #ifndef BRRR_OPS_VEC_H
 #define BRRR_OPS_VEC_H
@@ -25,8 +24,8 @@ typedef unsigned short u16 __attribute__((vector_size(32)));
 typedef unsigned char u8 __attribute__((vector_size(16)));
 typedef i32 b16;  // a mask: lanes are 0 or -1, for every element type
 
-// Parts of a vector that fit one register. g++ 12 takes comparisons and selections of wider
-// vectors apart lane by lane, so those go through the parts.
+// The part of a vector that fits one register. g++ 12 splits comparisons and selections of wider
+// vectors lane by lane, so those run part by part.
 #if defined(__AVX512F__)
 #define BRRR_VX_BYTES 64
 #elif defined(__AVX2__)
@@ -47,9 +46,9 @@ typedef int i32x8 __attribute__((vector_size(32)));
 template <class V> auto first_element(V v) { return v[0]; }
 template <class V> using Element = decltype(first_element(V{}));
 
-// A vector as the registers that it takes, for what a loop carries on or a branch decides: where
-// paths meet, g++ 12 puts a vector of several registers into memory, in smaller pieces than it
-// reads back, for which every turn of a loop waits.
+// A vector as the registers that it takes, for values carried by a loop or live across a branch:
+// where paths join, g++ 12 spills a vector of several registers, in smaller pieces than it reads
+// back, so that every iteration waits for failed store forwarding.
 template <class V, int parts = sizeof(V) <= BRRR_VX_BYTES ? 1 : sizeof(V) / BRRR_VX_BYTES>
 struct Parts {
   using P = typename Part<Element<V>>::type;
@@ -86,13 +85,13 @@ template <class V> struct Parts<V, 1> {
 };
 
 #if BRRR_VX_BYTES == 32
-// Of sixteen lanes of four bytes.
+// One half of sixteen 4-byte lanes.
 template <int which, class V> BRRR_VX f32x8 half(V v) {
   f32x8 h[2];
   __builtin_memcpy(&h, &v, sizeof v);
   return h[which];
 }
-// f of the lower halves and of the upper ones.
+// f of the lower halves, then f of the upper halves.
 template <class F, class... V> BRRR_VX f32 by_halves(F f, V... v) {
   const f32x8 r[2] = {f(half<0>(v)...), f(half<1>(v)...)};
   f32 all;
@@ -107,8 +106,8 @@ template <class F, class... V> BRRR_VX f32 by_halves(F f, V... v) {
 BRRR_VX i32x8 first_lanes8(int n) { return (i32x8{0, 1, 2, 3, 4, 5, 6, 7} < n); }
 
 #ifdef __AVX512F__
-// The first n lanes of sixteen. They are hidden from g++ 12, which reads a whole vector, beyond the
-// end of memory, where it sees that nobody looks at the lanes that a constant mask leaves out.
+// The first n of sixteen lanes. The asm hides them from g++ 12: given a constant mask whose other
+// lanes are never read it loads a whole vector, beyond the end of memory.
 BRRR_VX unsigned short first_bits(int n) {
   unsigned bits = (1u << n) - 1u;
   __asm__("" : "+r"(bits));
@@ -119,7 +118,7 @@ BRRR_VX unsigned short first_bits(int n) {
 typedef char i8x16 __attribute__((vector_size(16)));
 typedef short i16x16 __attribute__((vector_size(32)));
 typedef long long i64x8 __attribute__((vector_size(64)));
-#ifdef __clang__  // The builtins' pointers are other ones.
+#ifdef __clang__  // Its builtins take other pointer types.
 typedef i8x16 Masked1;
 typedef i16x16 Masked2;
 #else
@@ -191,7 +190,7 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
   }
 #elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) {
-    // A masked store takes twelve cycles, also one that writes all.
+    // A masked store takes twelve cycles, even if it writes all lanes.
     if (__builtin_constant_p(n == 1) && n == 1) return (void)__builtin_memcpy(p, &v, sizeof(T));
     constexpr int parts = sizeof(V) / 32;
     i32x8 part[parts];
@@ -214,8 +213,8 @@ template <class V, class T> BRRR_VX void store_first(T* p, V v, int n) {
   }
 }
 
-// Writes around the caches. p is aligned to 64 bytes; call fence_nt() before another thread reads.
-template <class V, class T> BRRR_VX void store_around(T* p, V v) {
+// Non-temporal store. p is aligned to 64 bytes; call fence_nt() before another thread reads.
+template <class V, class T> BRRR_VX void store_nontemporal(T* p, V v) {
 #if defined(__clang__)
   __builtin_nontemporal_store(v, (V*)p);
 #else
@@ -236,7 +235,7 @@ template <class V, class T> BRRR_VX void store_around(T* p, V v) {
 #endif
 }
 
-/// Asks for a cache line, into the first level or the second. The address need not exist.
+/// Prefetches a cache line into L1 or L2. The address need not be valid.
 template <int level> BRRR_VX void prefetch(const void* p) { __builtin_prefetch(p, 0, 4 - level); }
 BRRR_VX void fence_nt() {
 #ifdef __SSE__
@@ -256,7 +255,7 @@ template <class T> BRRR_VX Vector<T> load_n(const T* p, int n) {
   return load_first<Vector<T>>(p, n);
 }
 template <class T> BRRR_VX void store_n(T* p, Vector<T> v, int n) { store_first(p, v, n); }
-template <class T> BRRR_VX void store_nt(T* p, Vector<T> v) { store_around(p, v); }
+template <class T> BRRR_VX void store_nt(T* p, Vector<T> v) { store_nontemporal(p, v); }
 template <class T> BRRR_VX auto splat(T x) {
   return Vector<T>{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
@@ -295,7 +294,7 @@ struct NotEqual {
 BRRR_VX b16 to_mask(i32 m) { return m; }
 BRRR_VX b16 to_mask(i64 m) { return __builtin_convertvector(m, i32); }
 
-// F::test of each register of two vectors.
+// F::test of two vectors, register by register.
 template <class F, class V> BRRR_VX auto by_parts(V a, V b) {
   if constexpr (sizeof(V) <= BRRR_VX_BYTES) {
     return F::test(a, b);
@@ -365,7 +364,7 @@ BRRR_VX b16 first_lanes(int n) {
   return lt(i32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, splat(n));
 }
 
-// i, which checks before the kernel found in [0, n); a GPU's kernel looks itself (support.h there).
+// i, checked before the kernel to be in [0, n); a GPU's kernel checks it itself (support.h there).
 template <class V> BRRR_VX V checked(V i, V) { return i; }
 
 }  // namespace brrr::vx

@@ -11,11 +11,11 @@ template <class V> BRRR_VX f64 to_f64(V x) { return convert<f64>(x); }
 template <class V> BRRR_VX i32 to_i32(V x) { return convert<i32>(x); }
 template <class V> BRRR_VX i64 to_i64(V x) { return convert<i64>(x); }
 
-// By its bits: to answer x != x, g++ looks through all that x was made of, 40 ms in a long kernel.
+// Tests the bits: for x != x g++ analyses all that x is computed from, 40 ms in a long kernel.
 BRRR_VX b16 isnan(f32 x) { return gt((i32)x & 0x7fffffff, splat(0x7f800000)); }
 
-// Floating point truncates; NaN and what is out of range give the smallest integer, as the x86
-// instructions do (in C++ they are undefined, so the lanes are made safe before).
+// Floating point truncates; NaN and out-of-range values give the smallest integer, as the x86
+// instructions do (in C++ they are undefined, so those lanes are replaced first).
 BRRR_VX i32 to_i32(f32 x) {
   b16 ok = lt((f32)((i32)x & 0x7fffffff), splat(0x1p31f));
   i32 r = convert<i32>(where(ok, x, f32{}));
@@ -59,7 +59,7 @@ BRRR_VX f32 round_bf16(f32 x) { return (f32)(bf16_bits(x) & 0xffff0000u); }
 #endif
 
 // IEEE half, to nearest even with denormals (after F. Giesen, "half to float done quick"): a
-// denormal is made by one float addition that puts its last bit at the bottom of the sum.
+// denormal results from one float addition that puts its last bit at the bottom of the sum.
 #ifdef BRRR_VX_HALF
 BRRR_VX f32 round_f16(f32 x) { return f16_to_f32(f32_to_f16(x)); }
 #else

@@ -1,5 +1,5 @@
-// The device prelude, parts 1 and 2: what vec.h and vec_hw.h give the CPU, for one thread of a GPU:
-// vectors of one lane, memory access, comparisons, fma and rounding.
+// The device prelude, parts 1 and 2: what vec.h and vec_hw.h are for the CPU, for one thread of a
+// GPU: vectors of one lane, memory access, comparisons, fma and rounding.
 //
 // The device prelude is this file, the portable parts vec_convert.h to vec_lanes.h,
 // vec_device_random.h and vec_draw.h, embedded in this order. The program is compiled by NVRTC, or,
@@ -10,9 +10,9 @@
 
 #define BRRR_VX __device__ static __forceinline__ __attribute__((unused))
 // A table of sixteen floats, for lookup(): in global memory, because threads read it at different
-// places, for which constant memory is slow. One line of the cache holds it.
+// indices, for which constant memory is slow. It fits one cache line.
 #define BRRR_VX_TABLE static const Table
-// A function that is hardly ever called, so out of line.
+// An out-of-line function that is hardly ever called.
 #define BRRR_VX_COLD __device__ static __attribute__((noinline, unused))
 // A function of the C library. The names of CUDA's built-in functions are those of C.
 #ifdef BRRR_EMULATED
@@ -31,9 +31,9 @@ template <> struct WrapOf<int> { using type = unsigned; };
 template <> struct WrapOf<long> { using type = unsigned long; };
 template <class T> using Wrap = typename WrapOf<T>::type;
 
-// Of floats by an instruction that NVRTC leaves where it is: it would move the sign into a choice
-// of constants, and ptxas (as of 13.0) makes of one between -0 and 1, or -1, one between 0 and
-// that.
+// Negates floats by an instruction that NVRTC leaves in place: it would move the sign into a select
+// between constants, and ptxas (as of 13.0) turns one between -0 and 1, or -1, into one between 0
+// and that.
 template <class T> BRRR_VX T minus(T x) { return -x; }
 #ifndef BRRR_EMULATED
 BRRR_VX float minus(float x) {
@@ -44,7 +44,7 @@ BRRR_VX float minus(float x) {
 #endif
 
 // A vector of one lane. As with vectors of g++, a C cast between types of one size keeps the bits,
-// and an operand of an operator may be a plain number.
+// and an operand of an operator may be a plain scalar.
 template <class T> struct Lane {
   T v;
 
@@ -90,7 +90,7 @@ typedef Lane<unsigned short> u16;
 typedef Lane<unsigned char> u8;
 typedef i32 b16;  // a mask: 0 or -1, for every element type
 
-// What vec.h needs for vectors of several registers.
+// The counterpart of vec.h's Parts, which splits vectors of several registers.
 template <class V> struct Parts {
   V v;
   __device__ __forceinline__ Parts(V x) : v(x) {}  // NOLINT(google-explicit-constructor)
@@ -103,7 +103,7 @@ template <class T> BRRR_VX Lane<T> load(const T* p) { return Lane<T>(*p); }
 template <class T> BRRR_VX void store(T* p, Lane<T> x) { *p = x.v; }
 template <class T> BRRR_VX Lane<T> splat(T x) { return Lane<T>(x); }
 
-// N elements side by side, at most 16 bytes: memory is fast when a thread moves all 16 at once.
+// N contiguous elements, at most 16 bytes: memory is fastest if a thread moves all 16 at once.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack {
   static_assert(sizeof(T) * N <= 16, "a thread moves at most 16 bytes at once");
   T v[N];
@@ -122,7 +122,7 @@ template <class V> BRRR_VX V where(b16 m, V a, V b) { return m.v != 0 ? a : b; }
 BRRR_VX bool any(b16 m) { return m.v != 0; }
 BRRR_VX bool all(b16 m) { return m.v != 0; }
 
-// --- what the GPU itself does --------------------------------------------------------------------
+// --- what the hardware does itself ---------------------------------------------------------------
 
 constexpr float infinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr float not_a_number = __builtin_bit_cast(float, 0x7fc00000);
@@ -136,7 +136,7 @@ BRRR_VX u32 widen(u16 x) { return convert<u32>(x); }
 BRRR_VX u8 i32_to_u8(i32 x) { return convert<u8>(x & 255); }
 
 #ifndef BRRR_EMULATED
-// 16-bit floats, rounded to nearest even; a NaN loses its bits.
+// 16-bit floats, rounded to nearest even; a NaN loses its payload.
 #define BRRR_VX_CONVERT(name, To, to, From, from, instruction) \
   BRRR_VX To name(From x) {                                    \
     To y;                                                      \
@@ -156,7 +156,7 @@ struct alignas(64) Table {
 };
 BRRR_VX f32 lookup(const Table& table, i32 k) { return f32(table.v[k.v & 15]); }
 
-// Correctly rounded a * b + c: the only contraction there is, so never left to the compiler.
+// Correctly rounded a * b + c: the only contraction, always explicit.
 BRRR_VX f32 fma(f32 a, f32 b, f32 c) { return f32(BRRR_VX_LIBM(fmaf)(a.v, b.v, c.v)); }
 BRRR_VX f64 fma(f64 a, f64 b, f64 c) { return f64(BRRR_VX_LIBM(fma)(a.v, b.v, c.v)); }
 BRRR_VX f32 sqrt(f32 x) { return f32(BRRR_VX_LIBM(sqrtf)(x.v)); }
@@ -174,8 +174,8 @@ template <Round mode> BRRR_VX f32 to_integral(f32 x) {
 BRRR_VX f32 at_most(f32 x, float top) { return f32(x.v > top ? top : x.v); }
 BRRR_VX f32 at_least(f32 x, float low) { return f32(x.v < low ? low : x.v); }
 
-// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow. A sum has i
-// in its low bits, and shifts leave no others: conversions have an eighth of the additions' speed.
+// p * 2^i for integral |i| <= 160, rounded once: a result may be denormal or overflow. An addition
+// puts i into the low bits, shifts drop the others: a conversion has an eighth of its throughput.
 BRRR_VX f32 scale(f32 p, f32 i) {
   i32 n = (i32)(i + 0x1.8p+23f), half = n >> 1;
   return p * (f32)((half << 23) + 0x3f800000) * (f32)(((n - half) << 23) + 0x3f800000);
@@ -184,17 +184,17 @@ BRRR_VX f32 scale(f32 p, f32 i) {
 BRRR_VX f32 scale_down(f32 p, f32 i) {
   return p * (f32)(((i32)(i + 0x1.8p+23f) << 23) + 0x5f800000) * 0x1p-64f;
 }
-// e^x below -104, which is zero: what underflows takes no longer here.
+// For exponentials that are zero, x < -104: underflow takes no longer here.
 BRRR_VX f32 exp_operand(f32 x) { return at_least(x, -104.0f); }
 BRRR_VX f32 exp_result(f32, f32 p, f32 i) { return scale(p, i); }
 BRRR_VX f32 falling_operand(f32 x) { return exp_operand(x); }
 BRRR_VX f32 falling_result(f32, f32 p, f32 i) { return scale_down(p, i); }
 
-// n / d as sigmoid and tanh need it: n is 2, 1, or e <= 1 where d is 1 + e. Division for all
-// operands takes three times the instructions, most of them to tell which operands it has. The 839
-// million pairs that there are all have its bits, also if the reciprocal is off by a unit in the
-// last place: where d has a mantissa of ones, half of the right step would be lost to a tie, but
-// for what is added to it.
+// n / d as sigmoid and tanh need it: n is 2, 1, or e <= 1 where d is 1 + e. General division takes
+// three times the instructions, most of them to classify its operands. All 839 million pairs that
+// occur give the bits of the division, even if the reciprocal is off by one unit in the last place:
+// where d has a mantissa of ones, half of the correction would be lost to a tie without the term
+// that is added to it.
 BRRR_VX f32 quotient(f32 n, f32 d) {
 #ifdef BRRR_EMULATED
   return n / d;

@@ -28,8 +28,8 @@ BRRR_VX Words4 philox4(unsigned long block, unsigned long seed, unsigned long of
   return {{c0, c1, c2, c3}};
 }
 
-// The word of element `i` of draw `number` under `seed`. Comparisons, because an index would put
-// the words into memory.
+// The word of element `i` of draw `number` under `seed`. Selects instead of an index, which would
+// put the words into memory.
 BRRR_VX i64 draw(i64 seed, i64 number, i64 i) {
   unsigned long index = (unsigned long)i.v;
   Words4 w = philox4(index / 4, (unsigned long)seed.v, (unsigned long)number.v);
@@ -37,7 +37,7 @@ BRRR_VX i64 draw(i64 seed, i64 number, i64 i) {
   return i64((long)((index & 1) != 0 ? second : first));
 }
 
-// Its standard normal: that of normal16.
+// The standard normal of that element, as in normal16.
 BRRR_VX f32 draw_normal(i64 seed, i64 number, i64 i) {
   unsigned long index = (unsigned long)i.v;
   Words4 w = philox4(index / 4, (unsigned long)seed.v, (unsigned long)number.v);

@@ -1,25 +1,25 @@
 #pragma once
-// A row's elements combined, in the order of ops/kinds/reduction.h ("rows"). Generated kernels have
-// texts of their own for it (ops/program/cpu_text.h), which compile in a fraction of the time.
+// Folds a row's elements, in the order of ops/kinds/reduction.h ("rows"). Generated kernels have
+// their own texts for it (ops/program/cpu_text.h), which compile in a fraction of the time.
 
 #include "ops/vocabulary/vec_rows.h"
 
 namespace brrr::vx {
 
-constexpr long kFoldChunk = 4096;  ///< Elements that four vectors take.
+constexpr long kFoldChunk = 4096;  ///< Elements that four vector accumulators fold.
 
-/// Whether dense rows of n elements are taken several to a vector: each would take what a whole
-/// vector takes.
-inline bool lie_together(long rows, long n) {
+/// Whether dense rows of n elements are folded several to a vector: one by one, each would cost as
+/// much as a whole vector.
+inline bool packs_rows(long rows, long n) {
   return rows > 1 && n > 0 && n < lanes && (n & (n - 1)) == 0;
 }
 template <int n> struct Length { static constexpr int value = n; };
-/// f(a constant that is n), of such rows.
+/// f(Length<n>{}), for such rows.
 template <class F> [[gnu::always_inline]] inline auto with_length(long n, const F& f) {
   if (n > 2) return n == 4 ? f(Length<4>{}) : f(Length<8>{});
   return n == 1 ? f(Length<1>{}) : f(Length<2>{});
 }
-/// Such rows, each combined from `init`; f(i, lanes) gives elements from i on.
+/// Folds such rows, each from `init`; f(i, lanes) gives elements from i on.
 template <class V, class Combine, class F>
 [[gnu::always_inline]] inline void fold_together(long rows, long n, V init, Combine combine,
                                                  const F& f, Element<V>* to) {
@@ -35,7 +35,7 @@ template <class V, class Combine, class F>
   }
 }
 
-/// Elements [i, end) of a row, at most kFoldChunk, combined from `init`.
+/// Folds elements [i, end) of a row, at most kFoldChunk, from `init`.
 template <class V, class Combine, class F>
 [[gnu::always_inline]] inline Element<V> fold_chunk_inline(long i, long end, V init,
                                                            Combine combine, const F& f) {
@@ -62,19 +62,19 @@ template <class V, class Combine, class F>
   tail(a3);
   return reduce(combine(combine(a0.get(), a1.get()), combine(a2.get(), a3.get())), combine);
 }
-/// The same of rows [first, last), `row(r)` being what gives elements of one. One function per
-/// lambda: a call for each of many short rows would be a third of their time.
+/// The same for rows [first, last), `row(r)` giving the elements of row r. One function per lambda
+/// loops over the rows: a call for each of many short rows would be a third of their time.
 template <class V, class Combine, class Row>
 [[gnu::noinline, gnu::flatten]] void fold_chunk(const Row& row, long first, long last, long i,
                                                 long end, V init, Combine combine, Element<V>* to) {
   for (long r = first; r < last; ++r) *to++ = fold_chunk_inline(i, end, init, combine, row(r));
 }
 
-/// Elements [begin, end) of row r, combined from `init`: its chunks, whose results are combined as
-/// a row of their own.
+/// Folds elements [begin, end) of row r from `init`: its chunks, then their results as a row of
+/// their own.
 template <class V, class Combine, class Row>
 Element<V> fold_chunks(const Row& row, long r, long begin, long end, V init, Combine combine) {
-  long each = kFoldChunk, chunks = 0;  // Chunks, or what is made of as many chunks.
+  long each = kFoldChunk, chunks = 0;  // Elements of a chunk, or of a subtree of chunks.
   while (end - begin > each * kFoldChunk) each *= kFoldChunk;
   Element<V> results[kFoldChunk], all;
   for (long i = begin; i < end; i += each, ++chunks) {
@@ -91,7 +91,7 @@ Element<V> fold_chunks(const Row& row, long r, long begin, long end, V init, Com
   return all;
 }
 
-/// All n elements of each row combined from `init`, an identity of `combine`.
+/// Folds all n elements of each row from `init`, an identity of `combine`.
 template <class V, class Combine, class Row>
 void fold_rows(const Row& row, long rows, long n, V init, Combine combine, Element<V>* to) {
   if (n <= kFoldChunk) return fold_chunk(row, 0, rows, 0, n, init, combine, to);

@@ -1,6 +1,6 @@
-// The CPU vector prelude, part 2: what the machine itself does, such as fma and rounding. The parts
-// after it, vec_convert.h to vec_lanes.h, are portable: with vec_device.h in place of parts 1 and 2
-// they are the prelude of a GPU's kernels, and give the same bits.
+// The CPU vector prelude, part 2: what the hardware does itself, such as fma and rounding. The
+// parts after it, vec_convert.h to vec_lanes.h, are portable: with vec_device.h in place of parts 1
+// and 2 they are the prelude of GPU kernels, and give the same bits.
 #ifndef BRRR_OPS_VEC_HW_H
 #define BRRR_OPS_VEC_HW_H
 
@@ -8,7 +8,7 @@
 
 // A table of sixteen floats, for lookup().
 #define BRRR_VX_TABLE const f32
-// A function that is hardly ever called, so out of line.
+// An out-of-line function that is hardly ever called.
 #define BRRR_VX_COLD __attribute__((noinline, cold, unused)) static
 // A function of the C library.
 #define BRRR_VX_LIBM(name) __builtin_##name
@@ -22,8 +22,8 @@ template <class To, class From> BRRR_VX To convert(From x) {
   return __builtin_convertvector(x, To);
 }
 
-// Bytes and 16-bit words as integers, and the low bytes of integers. What changes its width by more
-// than twice g++ 12 takes apart lane by lane, but not in steps.
+// Bytes and 16-bit words as integers, and the low bytes of integers. g++ 12 splits a conversion
+// that changes the width more than twofold lane by lane, but not the same conversion in steps.
 BRRR_VX i32 u8_to_i32(u8 x) {
 #if defined(__AVX512F__) && !defined(__clang__)
   typedef char bytes __attribute__((vector_size(16)));
@@ -48,8 +48,8 @@ BRRR_VX u8 i32_to_u8(i32 x) {
 #endif
 }
 
-// IEEE half to float and back, to nearest even: with denormals, whatever the process does with
-// them.
+// IEEE half to float and back, to nearest even. Denormals are exact, whatever the process's
+// denormal mode.
 #ifdef __F16C__
 #define BRRR_VX_HALF
 BRRR_VX f32 f16_to_f32(u16 h) {
@@ -93,7 +93,7 @@ BRRR_VX f32 lookup(f32 table, i32 k) {
     return __builtin_ia32_blendvps256(__builtin_ia32_permvarsf256(low, (i32x8)at),
                                       __builtin_ia32_permvarsf256(high, (i32x8)at), bit_3);
   };
-  return by_halves(of, k, k << 28);  // Bit 3 as the sign, which is all that the selection looks at.
+  return by_halves(of, k, k << 28);  // Bit 3 as the sign, the only bit that a blend reads.
 #else
   f32 r;
   for (int i = 0; i < lanes; ++i) r[i] = table[k[i] & 15];
@@ -101,7 +101,7 @@ BRRR_VX f32 lookup(f32 table, i32 k) {
 #endif
 }
 
-// Correctly rounded a * b + c: the only contraction there is, so never left to -ffp-contract.
+// Correctly rounded a * b + c: the only contraction, always explicit, never by -ffp-contract.
 BRRR_VX f32 fma(f32 a, f32 b, f32 c) {
 #if defined(__AVX512F__)
   return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(-1), 4);
@@ -131,7 +131,7 @@ BRRR_VX f32 sqrt(f32 x) {
 #endif
 }
 
-// Rounds to integers: to nearest even, down, up, towards zero. The numbers are the hardware's.
+// Rounds to integers: to nearest even, down, up, towards zero. The values are the hardware's.
 enum class Round { even = 8, down = 9, up = 10, zero = 11 };
 template <Round mode> BRRR_VX f32 to_integral(f32 x) {
 #if defined(__AVX512F__)
@@ -149,7 +149,7 @@ template <Round mode> BRRR_VX f32 to_integral(f32 x) {
 #endif
 }
 
-// a < b ? a : b, and a > b ? a : b; one instruction each, which g++ does not find itself.
+// a < b ? a : b, and a > b ? a : b; one instruction each, which g++ does not generate itself.
 BRRR_VX f32 lesser(f32 a, f32 b) {
 #if defined(__AVX512F__) && defined(__clang__)
   return __builtin_ia32_minps512(a, b, 4);
@@ -173,7 +173,7 @@ BRRR_VX f32 greater(f32 a, f32 b) {
 #endif
 }
 
-// Of lanes of eight bytes, without a mask: those have lanes of four.
+// For 8-byte lanes, without a mask: masks have 4-byte lanes.
 #define BRRR_VX_CHOICE(Choice, name, holds)                               \
   struct Choice {                                                         \
     template <class V> BRRR_VX V test(V x, V y) { return holds ? x : y; } \
@@ -185,12 +185,12 @@ BRRR_VX_CHOICE(Greater, greater, x > y)
 BRRR_VX_CHOICE(NanOr, nan_or, x != x)
 #undef BRRR_VX_CHOICE
 
-// Keep NaN.
+// NaN passes through.
 BRRR_VX f32 at_most(f32 x, float top) { return lesser(splat(top), x); }
 BRRR_VX f32 at_least(f32 x, float low) { return greater(splat(low), x); }
 
-// p * 2^i for integral -254 <= i <= 160, rounded once, but for what becomes zero (i < -150): a
-// result may be denormal or overflow.
+// p * 2^i for integral -254 <= i <= 160, rounded once, except results that become zero (i < -150);
+// a result may be denormal or overflow.
 BRRR_VX f32 scale(f32 p, f32 i) {
 #if defined(__AVX512F__)
   return __builtin_ia32_scalefps512_mask(p, i, p, static_cast<unsigned short>(-1), 4);
@@ -209,31 +209,31 @@ BRRR_VX f32 scale_down(f32 p, f32 i) {
 #endif
 }
 
-// e^x where it is zero, x < -104. A product that underflows takes some processors a hundred cycles,
-// and of a mask's -infinity there are many: here is none but, without AVX-512, above -175 and -132.
-// exp() computes with the first of these, and p * 2^i is its result by the second; falling_exp()
-// with the others.
+// For exponentials that are zero, x < -104. An underflowing product takes some processors a hundred
+// cycles, and a mask's -infinity makes many: there are none here, except without AVX-512 down to x
+// = -175 (falling_exp: -132). exp() computes with exp_operand(), and exp_result() gives p * 2^i;
+// falling_exp() uses the other two.
 #if defined(__AVX512F__)
 BRRR_VX f32 exp_operand(f32 x) { return x; }
 BRRR_VX f32 exp_result(f32 x, f32 p, f32 i) {
-  constexpr int not_less = 21;  // True of NaN.
+  constexpr int not_less = 21;  // True for NaN.
   return __builtin_ia32_scalefps512_mask(
       p, i, f32{}, __builtin_ia32_cmpps512_mask(x, splat(-104.0f), not_less, 0xffff, 4), 4);
 }
 BRRR_VX f32 falling_operand(f32 x) { return x; }
 BRRR_VX f32 falling_result(f32 x, f32 p, f32 i) { return exp_result(x, p, i); }
 #else
-BRRR_VX f32 exp_operand(f32 x) { return at_least(x, -176.0f); }  // i = -254, whose factors are 0.
+BRRR_VX f32 exp_operand(f32 x) { return at_least(x, -176.0f); }  // i = -254: its factors are 0.
 BRRR_VX f32 exp_result(f32, f32 p, f32 i) { return scale(p, i); }
-BRRR_VX f32 falling_operand(f32 x) { return at_least(x, -132.4f); }  // i = -191, the same.
+BRRR_VX f32 falling_operand(f32 x) { return at_least(x, -132.4f); }  // i = -191: the same.
 BRRR_VX f32 falling_result(f32, f32 p, f32 i) { return scale_down(p, i); }
 #endif
 
-// n / d for what sigmoid and tanh divide.
+// n / d as sigmoid and tanh need it.
 BRRR_VX f32 quotient(f32 n, f32 d) { return n / d; }
 
-// Whether any |x| is above the limit; a comparison straight into a mask register where there is
-// one, because this is paid on every call of sin and cos.
+// Whether any |x| exceeds the limit. Compares straight into a mask register where there is one,
+// because every call of sin and cos pays for this.
 BRRR_VX bool any_above(f32 x, float limit) {
   f32 size = (f32)((i32)x & 0x7fffffff);
 #ifdef __AVX512F__

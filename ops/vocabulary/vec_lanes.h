@@ -1,5 +1,5 @@
 // The vector prelude, part 5, portable: float64 through libm, division with Python's signs, random
-// words to numbers.
+// bits to floats.
 #ifndef BRRR_OPS_VEC_LANES_H
 #define BRRR_OPS_VEC_LANES_H
 
@@ -35,7 +35,7 @@ BRRR_VX_LANES(tanh, BRRR_VX_LIBM(tanh)(x))
 BRRR_VX_LANES(erf, BRRR_VX_LIBM(erf)(x))
 #undef BRRR_VX_LANES
 
-// Integers are whole already.
+// Integers are integral already.
 template <class V> BRRR_VX V floor(V x) { return x; }
 template <class V> BRRR_VX V ceil(V x) { return x; }
 template <class V> BRRR_VX V trunc(V x) { return x; }
@@ -50,8 +50,8 @@ BRRR_VX f64 sigmoid(f64 x) {
 
 // --- division and powers -------------------------------------------------------------------------
 
-// floor(a / b) and what it leaves, with the sign of b as in Python and torch.remainder. Integers:
-// division by zero gives 0 for both, and the smallest number over -1 wraps; neither may trap.
+// floor(a / b) or its remainder, which has the sign of b as in Python and torch.remainder.
+// Integers: division by zero gives 0 for both, and the minimum over -1 wraps; neither may trap.
 template <class T> BRRR_VX T divide_lane(T a, T b, bool want_remainder) {
   using U = decltype(sizeof(0));
   if (b == 0) return 0;
@@ -61,8 +61,8 @@ template <class T> BRRR_VX T divide_lane(T a, T b, bool want_remainder) {
   return want_remainder ? (below ? r + b : r) : (below ? q - 1 : q);
 }
 
-// a^b modulo 2^64, whose low bits are the narrower power's. To a negative power 1 / a^-b cut off,
-// and 0 for 0, as in PyTorch.
+// a^b modulo 2^64, whose low bits are the narrower power's. A negative power is 1 / a^-b,
+// truncated, and 0 for a = 0, as in PyTorch.
 template <class T> BRRR_VX T power_lane(T a, T b) {
   using U = decltype(sizeof(0));
   if (b < 0) return a == 1 || (a == -1 && b % 2 == 0) ? T(1) : a == -1 ? T(-1) : T(0);
@@ -96,8 +96,8 @@ BRRR_VX_COLD void fmod_lanes(f32* a, const f32* b) {
   for (int i = 0; i < lanes; ++i) (*a)[i] = BRRR_VX_LIBM(fmodf)((*a)[i], (*b)[i]);
 }
 
-// C's fmod, exactly. While the quotient is below 2^23 one fma leaves an exact remainder, at most
-// one divisor off where the quotient was rounded up.
+// C's fmod, exactly. While the quotient is below 2^23 one fma gives an exact remainder, off by at
+// most one divisor if the quotient was rounded up.
 BRRR_VX f32 fmod(f32 a, f32 b) {
   f32 q = trunc(a / b), r = fma(-q, b, a);
   b16 easy = lt(abs(q), splat(0x1p23f)) & lt(abs(b), splat(infinity));
@@ -112,13 +112,13 @@ BRRR_VX f32 fmod(f32 a, f32 b) {
   return (f32)(((i32)r & 0x7fffffff) | sign_bits(a));
 }
 
-// Of floating-point numbers:
+// For floating point:
 template <class V> BRRR_VX b16 is_below(V r, V b) { return ne(r, V{}) & (lt(r, V{}) ^ lt(b, V{})); }
 template <class V> BRRR_VX V remainder(V a, V b) {
   V r = fmod(a, b);
   return where(is_below(r, b), r + b, r);
 }
-// From the exact remainder, so that floor_div(a, b) * b + remainder(a, b) is a.
+// Uses the exact remainder, so that floor_div(a, b) * b + remainder(a, b) is a.
 template <class V> BRRR_VX V floor_div(V a, V b) {
   V r = fmod(a, b), q = (a - r) / b;
   q = where(is_below(r, b), q - 1, q);

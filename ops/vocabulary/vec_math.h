@@ -1,11 +1,11 @@
 // The vector prelude, part 4, portable: float32 mathematics.
 //
-// Float32 is branch-free polynomials, good for every input: NaN, infinities, signed zeros and
+// Branch-free float32 polynomials, valid for every input: NaN, infinities, signed zeros and
 // denormals in and out. The largest errors measured, in units in the last place:
 //   exp     0.87   expm1  1.5    log    0.85   log1p   1.5    sin  1.9   cos    2.0
 //   tanh    1.4    erf    2.0    sigmoid 2.5   pow     1.2    sqrt 0.5   rsqrt  1.5
-// (of normal_cdf what is above or below 1/2: 1.6)
-// and the roundings are exact. (All but pow: every 31st of all floats; pow: 6 million samples.)
+// (normal_cdf(x) - 1/2: 1.6)
+// and floor, ceil, trunc, round are exact. (Every 31st of all floats; pow: 6 million samples.)
 // Float64 goes to libm lane by lane: it is the reference, not the fast path.
 // Several polynomials and ideas are Norbert Juffa's (public forum posts, BSD); others are Remez
 // fits rounded to float one coefficient at a time.
@@ -58,7 +58,7 @@ template <class V> BRRR_VX b16 isfinite(V x) { return lt(abs(x), V{} + infinity)
 constexpr float log2e = 0x1.715476p+0f;
 constexpr float ln2_high = 0x1.62e430p-1f, ln2_low = -0x1.05c610p-29f;
 
-// Nearest integer of a small x: beyond 2^23 a float has no fraction bits.
+// round(x * reciprocal) for small x: a float of 2^23 or more has no fraction bits.
 BRRR_VX f32 nearest_multiple(f32 x, float reciprocal) {
   return fma(x, reciprocal, 0x1.8p+23f) - 0x1.8p+23f;
 }
@@ -82,8 +82,8 @@ BRRR_VX f32 exp_in_range(f32 x) {
   f32 i = nearest_multiple(x, log2e);
   return scale_down(exp_fraction(exp_remainder(x, i)), i);
 }
-// The same results for x <= 0. Generated code calls it where x is an element less its row's
-// largest.
+// The same results for x <= 0. Generated code calls it where x is an element minus its row's
+// maximum.
 BRRR_VX f32 falling_exp(f32 x) {
   f32 c = falling_operand(x), i = nearest_multiple(c, log2e);
   return falling_result(x, exp_fraction(exp_remainder(c, i)), i);
@@ -122,10 +122,10 @@ BRRR_VX f32 tanh(f32 x) {
   return (f32)((i32)r | sign_bits(x));
 }
 
-// Phi(t) - 1/2 for 0 <= t, Phi being the normal distribution's: sixteen intervals around multiples
-// of h, in each a polynomial c0 + u (c1 + u (...)) of u = t - n h. h is such that Phi(n h) - 1/2 is
-// close to a float for every n; around 0 it is 0, so that small results keep their relative
-// precision. From 5.56 on it is 1/2. `rest` is what t lacks, where it was rounded.
+// Phi(t) - 1/2 for 0 <= t, Phi being the normal CDF: sixteen intervals around multiples of h, in
+// each a polynomial c0 + u (c1 + u (...)) of u = t - n h. h is such that Phi(n h) - 1/2 is close to
+// a float for every n; at n = 0 it is 0, so that small results keep their relative precision. From
+// 5.56 on it is 1/2. `rest` is the rounding error of t.
 template <class... Rest> BRRR_VX f32 above_half(f32 t, Rest... rest) {
   BRRR_VX_TABLE c5 = {0x1.6e53b2p-7f,  0x1.cdb25ep-8f,  0x1.37f64cp-11f,  -0x1.3e7d8cp-8f,
                       -0x1.8bde88p-8f, -0x1.01042ap-8f, -0x1.199adcp-10f, 0x1.6c614ep-11f,
@@ -185,19 +185,19 @@ BRRR_VX f32 log1p_reduced(f32 m, f32 i) {
   r = fma(r, m, -0.5f);
   return fma(i, ln2_high, fma(r, s, m));
 }
-// What a logarithm gives where its argument is not positive and finite.
+// The logarithm of an argument that is not positive and finite.
 BRRR_VX f32 log_special(f32 x) {
   f32 r = where(eq(x, f32{}), splat(-infinity), x);
   return where(lt(x, f32{}), splat(not_a_number), r);
 }
-// x = m * 2^i with m near 1; the boundaries are those of `first`, the bits of the smallest m.
+// x = m * 2^i with m near 1; `first` holds the bits of the smallest m.
 struct Split {
   f32 m, i;
 };
 BRRR_VX Split split(f32 x, int first) {
   b16 tiny = lt(x, splat(0x1p-126f));
   f32 y = where(tiny, x * 0x1p23f, x);
-  // Unsigned: the bits of what is not positive may wrap around.
+  // Unsigned: the bits of a non-positive x may wrap around.
   i32 e = (i32)((u32)y - static_cast<unsigned>(first)) & -0x800000;
   f32 i = convert<f32>(e);
   return {(f32)((u32)y - (u32)e), fma(i, 0x1p-23f, where(tiny, splat(-23.0f), f32{}))};
@@ -259,7 +259,7 @@ constexpr float pi_1 = 0x1.921fb4p+1f, pi_2 = 0x1.4442d0p-23f, pi_3 = 0x1.846988
 constexpr float trig_fast_limit = 0x1p+17f;
 
 // sin(r) for |r| <= pi / 2, with the sign bits of `flip` added. `near` is r before its last
-// correction, and good enough for all but the linear term: the polynomial need not wait for r.
+// correction, exact enough for all but the linear term: the polynomial need not wait for r.
 BRRR_VX f32 sin_reduced(f32 near, f32 r, i32 flip) {
   f32 s = near * near;
   f32 p = fma(splat(0x1.5caaeap-19f), s, -0x1.9f652ep-13f);
@@ -268,7 +268,7 @@ BRRR_VX f32 sin_reduced(f32 near, f32 r, i32 flip) {
   return (f32)((i32)fma(p, fma(s, near, 0.0f), r) ^ flip);
 }
 
-// x - (j + h) pi, `near` before its last correction, and the sign that an odd j gives.
+// x - (j + h) pi, `near` before its last correction, and the sign of an odd j.
 struct Reduced {
   f32 near, r;
   i32 flip;
@@ -285,9 +285,8 @@ BRRR_VX Reduced reduce_cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
   return {near, fma(h, pi_3, near), (i32)k << 31};
 }
 
-// The same where some arguments are huge: the product with the bits of 1/pi that matter, in
-// integers (Payne and Hanek). For cosine half a turn of sin is taken off first. Rare, so lane by
-// lane and out of line.
+// The same for huge arguments: the product with the relevant bits of 1/pi, in integers (Payne and
+// Hanek). For cosine half a turn of sin is subtracted first. Rare, so lane by lane and out of line.
 BRRR_VX_COLD void sin_huge(const f32* x, f32* y, bool cosine) {
   static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
                                           0x9e21c820ff28b1d5, 0};
@@ -315,8 +314,8 @@ BRRR_VX_COLD void sin_huge(const f32* x, f32* y, bool cosine) {
   *y = sin_reduced(v);
 }
 
-// For all arguments but huge ones without a branch: one that two vectors in five take, as of
-// x * w + b of normal numbers when only those below pi were cheap, costs more than it saves.
+// Branch-free for all but huge arguments: a cheap path for arguments below pi, taken by two vectors
+// in five of x * w + b with normal numbers, cost more than it saved.
 template <bool cosine> BRRR_VX f32 wave(f32 x) {
   const Parts<f32> kept = x;
   Parts<f32> y = sin_reduced(cosine ? reduce_cos(x) : reduce_sin(x));
@@ -330,8 +329,8 @@ template <bool cosine> BRRR_VX f32 wave(f32 x) {
 BRRR_VX f32 sin(f32 x) { return wave<false>(x); }
 BRRR_VX f32 cos(f32 x) { return wave<true>(x); }
 
-// The same results for |x| <= 1, where j is 0 or cos(x) = cos(-x) makes it so, and pi_3 is too
-// small to count. Generated code calls them where the argument is the result of a bounded function.
+// The same results for |x| <= 1, where j is 0, or cos(x) = cos(-x) makes it 0, and pi_3 is too
+// small to matter. Generated code calls them on the results of bounded functions.
 BRRR_VX f32 unit_sin(f32 x) { return sin_reduced(x, x, i32{}); }
 BRRR_VX f32 unit_cos(f32 x) {
   f32 r = (0.5f * pi_1 - abs(x)) + 0.5f * pi_2;

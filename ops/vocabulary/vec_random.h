@@ -21,7 +21,7 @@ BRRR_VX words reverse_fours(words p) {
 #endif
 }
 
-// The 64-bit products of the even words. g++ does not find the instruction by itself.
+// The 64-bit products of the even words. g++ does not generate the instruction by itself.
 BRRR_VX words multiply_even(words a, words b) {
 #if defined(__AVX512F__) && !defined(__clang__)
   return (words)__builtin_ia32_pmuludq512_mask((i32)a, (i32)b, Part<long long>::type{},
@@ -34,14 +34,14 @@ BRRR_VX words multiply_even(words a, words b) {
 }
 
 // Philox4x32-10 (Salmon et al., SC 2011): element k of a draw is word k % 4 of the block whose
-// counter is {k / 4, offset}, under the key `seed`. Gives elements index .. index + 15, where
-// index is a multiple of 16. A counter's words lie side by side; in a round each takes some five
-// cycles, so all registers take it together.
+// counter is {k / 4, offset}, under the key `seed`. Gives elements index .. index + 15, where index
+// is a multiple of 16. A counter's words are adjacent lanes. A round has a latency of some five
+// cycles, so the registers' rounds are interleaved.
 BRRR_VX u32 philox16(unsigned long index, unsigned long seed, unsigned long offset) {
   const unsigned m0 = 0xd2511f53u, m1 = 0xcd9e8d57u, w0 = 0x9e3779b9u, w1 = 0xbb67ae85u;
   const u32 lane = {0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0};
   const u32 m = {m0, 0, m1, 0, m0, 0, m1, 0, m0, 0, m1, 0, m0, 0, m1, 0};
-  // In the upper word of a pair, because the key joins what is then moved down.
+  // In the upper word of a pair, because the key is combined with words that are then moved down.
   const u32 w = {0, w0, 0, w1, 0, w0, 0, w1, 0, w0, 0, w1, 0, w0, 0, w1};
   const u32 low = {~0u, ~0u, 0, 0, ~0u, ~0u, 0, 0, ~0u, ~0u, 0, 0, ~0u, ~0u, 0, 0};
   constexpr int parts = sizeof(u32) / sizeof(pairs);
@@ -70,7 +70,7 @@ BRRR_VX u32 philox16(unsigned long index, unsigned long seed, unsigned long offs
   return x;
 }
 
-// The uniforms of each pair of elements, at both of them.
+// The uniforms of each pair of elements, given to both elements.
 BRRR_VX void pairs16(unsigned long index, unsigned long seed, unsigned long offset, f32* u1,
                      f32* u2) {
   f32 u = uniform01(philox16(index, seed, offset));
@@ -85,17 +85,17 @@ BRRR_VX f32 normal16(unsigned long index, unsigned long seed, unsigned long offs
   return box_muller(u1, u2, quarter);
 }
 
-// --- numbers of elements -------------------------------------------------------------------------
+// --- indices of elements -------------------------------------------------------------------------
 
-// Sixteen integers, lane k being `first` + k * `step`: the numbers of elements, or, with step 0, a
-// number that all share. Sums and comparisons take a few instructions, not 128 bytes of registers;
-// for the latter steps are at most longest_step, so that a few of them together fit.
+// Sixteen integers, lane k being `first` + k * `step`: indices of elements, or, with step 0, one
+// value that all share. Sums and comparisons take a few instructions, not 128 bytes of registers.
+// Comparisons need steps of at most longest_step, so that sums of a few of them fit an int32.
 constexpr long longest_step = 1L << 24;
 struct Line {
   long first, step;
   Line() = default;
   constexpr Line(long x, long by = 0) : first(x), step(by) {}
-  // Of a vector that is one.
+  // The line whose lanes x holds.
   BRRR_VX Line of(i64 x) { return {x[0], x[1] - x[0]}; }
   long operator[](int k) const { return first + k * step; }
   friend Line operator+(Line a, Line b) { return {a.first + b.first, a.step + b.step}; }
@@ -109,7 +109,7 @@ BRRR_VX i64 spread(Line x) {
 template <class V> BRRR_VX V spread(V x) { return x; }
 BRRR_VX Line splat(Line x) { return x; }
 
-// Of numbers whose difference fits: of that, or a nearer one of the same sign, in int32.
+// For values whose difference fits: tests it against 0 in int32, clamped with its sign.
 template <class Test> BRRR_VX b16 compare(Line a, Line b) {
   constexpr long far = 1L << 30;
   const Line x = a - b;
@@ -126,8 +126,8 @@ BRRR_VX b16 ne(Line x, Line y) { return compare<NotEqual>(x, y); }
 
 // --- draws ---------------------------------------------------------------------------------------
 
-// Elements that do not fill a vector of philox16. Where they follow one another, as in rows of any
-// length, they lie in two.
+// Elements that are not one aligned vector of philox16. Consecutive ones, as in rows of any length,
+// lie in two.
 BRRR_VX_COLD void draw_apart(unsigned long seed, unsigned long number, Line i, u32* to) {
   if (i.step == 1) {
     const auto first = (unsigned long)i.first & ~15UL;
@@ -144,7 +144,7 @@ BRRR_VX_COLD void draw_apart(unsigned long seed, unsigned long number, Line i, u
   }
 }
 
-// The words of elements `i` of draw `number` under `seed`, which all elements share.
+// The words of elements `i` of draw `number` under `seed`, both the same for all elements.
 BRRR_VX u32 draw(Line seed, Line number, Line i) {
   const auto key = (unsigned long)seed.first, which = (unsigned long)number.first;
   if (__builtin_expect(i.step == 1 && i.first % 16 == 0, 1)) {
@@ -158,13 +158,13 @@ BRRR_VX i64 draw(i64 seed, i64 number, i64 i) {
   return convert<i64>(draw(Line::of(seed), Line::of(number), Line::of(i)));
 }
 BRRR_VX u64 wide(u32 words) { return convert<u64>(words); }
-// Of words and a number in [0, 2^32].
+// For words and an integer limit in [0, 2^32].
 BRRR_VX b16 ge(u32 words, Line limit) {
   const int below = (int)((unsigned)(limit.first - 1) ^ 0x80000000u), all = limit.first == 0;
   return gt((i32)(words ^ 0x80000000u), splat(below)) | splat(-all);
 }
 
-// Their standard normals.
+// Standard normals of the same elements.
 BRRR_VX_COLD void normals_apart(unsigned long seed, unsigned long number, Line i, f32* to) {
   f32 u1, u2, quarter;
   if (i.step == 1) {

@@ -1,5 +1,5 @@
 // The CPU vector prelude, part 8: lanes combined with each other. A vector holds a row, or 16 / n
-// short ones of n elements side by side, n being a power of two.
+// adjacent short rows of n elements, n being a power of two.
 #ifndef BRRR_OPS_VEC_ROWS_H
 #define BRRR_OPS_VEC_ROWS_H
 
@@ -7,8 +7,8 @@
 
 namespace brrr::vx {
 
-// The lane that lane i takes: so far behind it in its row; its row's first one, and in its own
-// place in the first row; the first one of row i, and the i-th row's number.
+// The source lane of lane i: Further, `by` lanes on in its row; Begin, the first lane of its row;
+// Place, its place in the first row; FirstOf, the first lane of row i; Row, the number of its row.
 template <int by> struct Further {
   static constexpr int of(int i) { return i | by; }
 };
@@ -29,7 +29,7 @@ template <int... i> struct Places {};
 template <class Lane, int... i, class V> BRRR_VX V shuffled(V a, V b, Places<i...>) {
   return __builtin_shufflevector(a, b, Lane::of(i)...);
 }
-// g++ 12 shuffles a vector of two registers lane by lane, so they are shuffled one by one.
+// g++ 12 shuffles a vector of two registers lane by lane, so each one is shuffled by itself.
 template <class Lane, class V> BRRR_VX V shuffle(V v) {
 #if BRRR_VX_BYTES == 32
   if constexpr (sizeof(V) == 64) {
@@ -46,9 +46,8 @@ template <class Lane, class V> BRRR_VX V shuffle(V v) {
   return shuffled<Lane>(v, v, Places<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>{});
 }
 
-// The fixed tree, from where a row of n ends: lane i with lane i + 8, then + 4, + 2, + 1. `op`
-// takes and returns whole vectors; the result is in the row's first lane, others hold what nobody
-// reads.
+// The fixed tree, from a row's length n on: lane i with lane i + 8, then + 4, + 2, + 1. `op` takes
+// and returns whole vectors; the result is in the row's first lane, the others are unspecified.
 template <int n, class V, class Op> BRRR_VX V reduce_each(V v, Op op) {
   if constexpr (n > 8) v = op(v, shuffle<Further<8>>(v));
   if constexpr (n > 4) v = op(v, shuffle<Further<4>>(v));
@@ -56,8 +55,8 @@ template <int n, class V, class Op> BRRR_VX V reduce_each(V v, Op op) {
   if constexpr (n > 1) v = op(v, shuffle<Further<1>>(v));
   return v;
 }
-// The same of a row of 16. Of several registers only the ones that hold a result are combined: `op`
-// sees each of them again and again, which g++ finds.
+// The same for a row of 16. Of several registers only those that hold a result are combined: `op`
+// gets copies of one register, whose results g++ computes once.
 template <class V, class Op> BRRR_VX auto reduce(V v, Op op) {
   using P = typename Part<Element<V>>::type;
   constexpr int parts = sizeof(V) / sizeof(P);
@@ -90,10 +89,10 @@ template <class V, class Op> BRRR_VX auto reduce(V v, Op op) {
     return reduce_each<lanes>(v, op)[0];
   }
 }
-// The rows' first lanes as numbers, one after the other; such numbers for all lanes of their rows.
+// The rows' first lanes as consecutive scalars; such scalars in all lanes of their rows.
 template <int n, class V> BRRR_VX V first_of_each(V v) { return shuffle<FirstOf<n>>(v); }
 template <int n, class V> BRRR_VX V for_each(V v) { return shuffle<Row<n>>(v); }
-// Stores such numbers of the rows in the first `some` lanes.
+// Stores such scalars of the rows in the first `some` lanes.
 template <int n, class V, class T> BRRR_VX void store_each(T* p, V v, int some) {
   if (some == lanes)
     __builtin_memcpy(p, &v, lanes / n * sizeof(T));

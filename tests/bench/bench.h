@@ -1,7 +1,7 @@
 #pragma once
 
-// What the benchmarks share: how a run is set up and what it prints first, contestants measured in
-// turns, and the MLP step as a user of brrr writes it.
+// Shared by the benchmarks: run setup and header, interleaved measurement of contestants, and the
+// MLP step as a user of brrr writes it.
 
 #include <brrr/brrr.h>
 #include <fmt/format.h>
@@ -18,7 +18,7 @@
 #include "tests/bench/measure/timing.h"
 #include "tests/bench/measure/trainer.h"
 #include "tests/bench/peer.h"
-#include "tests/bench/words.h"
+#include "tests/bench/command_line.h"
 
 namespace brrr::bench {
 
@@ -26,7 +26,7 @@ inline double ns_since(Clock::time_point start) { return 1e9 * seconds_since(sta
 
 struct RunOptions {
   int threads = 1;
-  int cpu = -1;  // where the main thread is pinned; -1: the last CPU it may use
+  int cpu = -1;  // where the main thread is pinned; -1: the last allowed CPU
 
   bool take(Words& words) {
     if (words.word() == "--cpu") {
@@ -38,7 +38,7 @@ struct RunOptions {
   }
 };
 
-// An unpinned thread moves between cores and finds cold caches there.
+// An unpinned thread migrates between cores and finds cold caches there.
 inline int pin_main_thread(int cpu) {
   cpu_set_t allowed, one;
   CPU_ZERO(&allowed);
@@ -59,10 +59,10 @@ struct Machine {
   std::string line, versions;
 };
 
-// Pins, sets the threads, prints the line about the machine that belongs over every figure.
+// Pins the main thread, sets the thread count, prints the machine line that heads every table.
 inline Machine start_run(const RunOptions& o) {
   Machine m;
-  cpu::num_threads();  // the pool looks at the CPUs before the main thread is pinned to one
+  cpu::num_threads();  // the pool reads the CPU mask before the main thread is pinned
   const double spin_ns = cpu::round_trip_ns();
   const int cpu = pin_main_thread(o.cpu);
   cpu::set_num_threads(o.threads);
@@ -82,18 +82,18 @@ inline Machine start_run(const RunOptions& o) {
   return m;
 }
 
-// Contestants measured in turns, A B C A B C ..., so that whatever else the machine does meets them
-// all alike. A turn is long enough to warm the caches and consists of short samples, of which the
-// median counts: what a preemption hits is dropped.
+// Measures contestants in turns, A B C A B C ..., so that drift of the machine affects all alike. A
+// turn is long enough to warm the caches and consists of short samples, of which the median counts,
+// so that samples hit by a preemption are dropped.
 class Turns {
  public:
-  // `run(n)` does the thing n times; `before` is not timed and precedes every turn.
+  // `run(n)` executes the work n times; `before` is not timed and precedes every turn.
   int add(
       std::function<void(std::int64_t)> run, std::function<void()> before = [] {}) {
     all_.push_back({std::move(run), std::move(before), 1, {}});
     return static_cast<int>(all_.size()) - 1;
   }
-  // The same where call() does it once.
+  // The same for a call() that executes the work once.
   template <class F> int each(F call) {
     return add([call = std::move(call)](std::int64_t n) {
       while (n-- > 0) call();
@@ -113,7 +113,7 @@ class Turns {
     }
   }
   double ns(int i) const { return quantiles(all_[static_cast<std::size_t>(i)].ns).median; }
-  // The median of the rounds' own ratios, so that a slow spell cancels.
+  // The median of the ratios of each round, so that a slow spell cancels.
   double ratio(int i, int j) const {
     std::vector<double> r;
     const auto &a = all_[static_cast<std::size_t>(i)].ns, &b = all_[static_cast<std::size_t>(j)].ns;
@@ -152,7 +152,7 @@ class PeerRun {
         frozen_(way == Way::Frozen) {}
   virtual ~PeerRun() = default;
 
-  // Back to the first weights, so that long runs stay where gradients are ordinary numbers.
+  // Restores the first weights: long runs on few batches would drive gradients to denormals.
   virtual void reset() = 0;
   void run(std::int64_t steps) {
     for (std::int64_t k = 0; k < steps; ++k, ++at_) {
@@ -163,7 +163,6 @@ class PeerRun {
   float loss() const { return loss_.item<float>(); }
   StepStats stats() const { return trainer_.stats(); }
   models::Module& model() const { return trainer_.model(); }
-  // A copy of them.
   std::vector<Tensor> parameters() const {
     std::vector<Tensor> all;
     for (const Tensor& p : trainer_.parameters()) all.push_back(p.detach().clone());
@@ -203,7 +202,7 @@ class BrrrMlp : public PeerRun {
   }
 };
 
-// The floor with the same weights and batches.
+// The floor on the same weights and batches.
 class FloorRun {
  public:
   FloorRun(const std::string& optimizer, std::int64_t batch)

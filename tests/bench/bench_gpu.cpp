@@ -1,5 +1,5 @@
-// What brrr costs and reaches on a GPU: host time per op, bandwidth, products, training steps in
-// every mode, first use of a kernel. peer_torch.py and peer_jax.py measure the same.
+// Costs and speeds of brrr on a GPU: host time per op, bandwidth, products, training steps in every
+// mode, first use of a kernel. peer_torch.py and peer_jax.py measure the same.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@ namespace {
 using namespace brrr;
 using bench::Clock, bench::StepMode, bench::StepTask, bench::median, bench::seconds_since;
 
-// Sizes small enough for an emulated device, or those that count.
+// Sizes for an emulated device (quick) and for a GPU (full).
 struct Sizes {
   int64_t elements, rows, columns, matrix, steps, rounds;
   int64_t largest_mlp, gpt_layers, gpt_batch;
@@ -25,7 +25,7 @@ constexpr Sizes kQuick{4096, 8, 64, 64, 2, 3, 32, 1, 1};
 constexpr StepMode kModes[] = {
     {"", Mode::Eager, false}, {", graph", Mode::Graph, false}, {", frozen", Mode::Graph, true}};
 
-// So few that their launches fit into the device's queue: beyond it the host waits for the device.
+// Few enough that all launches fit into the device's queue; with more the host waits for it.
 constexpr int kHostSteps = 3;
 
 std::vector<StepTask> tasks(const Sizes& s) {
@@ -54,8 +54,8 @@ class Bench {
     report("host cost: the same, gradient recorded", true);
   }
 
-  // Of kernels that nothing else here uses. With an empty BRRR_CACHE_DIR they are compiled; in the
-  // next process with the same one they are read.
+  // Uses kernels that nothing else here uses: with an empty BRRR_CACHE_DIR they are compiled, in
+  // the next process with the same one they are read from the cache.
   void first_use() {
     const std::string name = "first use of a kernel in the process";
     figures_.attempt(name, [&] {
@@ -132,7 +132,7 @@ class Bench {
     figures_.note(name, value, unit);
   }
 
-  // Seconds of one f() among many: until its work is done, or until it has returned, that queued.
+  // Seconds per f(): until its work is done, or (until_done false) until it is queued.
   double timed(const std::function<void()>& f, int64_t n, bool until_done = true) {
     std::vector<double> all;
     for (int i = 0; i < 3; ++i) f();
@@ -147,7 +147,7 @@ class Bench {
     return median(all);
   }
 
-  // A figure in bytes, also as a share of what a copy reaches, where that was measured.
+  // Bandwidth of f, also as a share of the measured copy bandwidth, if there is one.
   void rate(const std::string& name, double bytes, const std::function<void()>& f) {
     figures_.attempt(name, [&] {
       const double reached = bytes / timed(f, 5);
@@ -156,8 +156,8 @@ class Bench {
     });
   }
 
-  // The step in a mode: from the same weights in each and, to the last bit, with `eager` losses,
-  // which the eager mode sets.
+  // Times the step in a mode, which starts from the same weights as every mode. Its losses must be
+  // bit-identical to `eager`, which the eager mode sets.
   void train(const StepTask& task, const StepMode& mode, std::vector<float>& eager) {
     bench::StepRun run(task, mode, kCUDA);
     const auto f = [&] { run.step(); };
@@ -175,7 +175,7 @@ class Bench {
 
   const Sizes& s_;
   bench::Figures& figures_;
-  double copy_ = 0;  // Bytes a second; 0 where it was not measured.
+  double copy_ = 0;  // Bytes a second; 0 if not measured.
 };
 
 constexpr const char* kHelp =

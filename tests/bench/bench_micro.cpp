@@ -1,6 +1,6 @@
 // Each figure alone, with Google Benchmark's options (--benchmark_filter, --benchmark_out, ...);
-// bench_ratios compares them in turns. What an op costs when there is next to nothing to compute,
-// chains of pointwise ops beside the same streams copied, the MLP's training step.
+// bench_ratios compares them interleaved. Covers the cost of an op with next to nothing to compute,
+// chains of pointwise ops against a copy of the same streams, the MLP's training step.
 
 #include <benchmark/benchmark.h>
 
@@ -14,7 +14,7 @@ using brrr::Tensor;
 
 bool a_step_fell_back = false;
 
-// Figures of a step that fell back are those of the reference walker: an error of the program, too.
+// A step that fell back measured the reference walker, which is an error of the program, too.
 void check_fallbacks(benchmark::State& state, const brrr::StepStats& stats) {
   if (stats.fallbacks == 0) return;
   a_step_fell_back = true;
@@ -88,14 +88,14 @@ void set_bytes(benchmark::State& state, int reads) {
   state.SetBytesProcessed(state.iterations() * state.range(0) * (reads + 1) << 20);
 }
 
-// What reading n arrays and writing one takes when nothing is computed.
+// The time of reading n arrays and writing one without computing anything.
 void copy_streams(benchmark::State& state, int reads) {
   const auto bytes = static_cast<std::size_t>(state.range(0)) << 20;
   for (auto _ : state) state.SetIterationTime(brrr::cpu::stream_like(reads, bytes).seconds);
   set_bytes(state, reads);
 }
 
-// fn(x), which reads x and reads - 1 more streams like it.
+// fn(x), which reads x and `reads` - 1 more streams of its size.
 void run_fused(benchmark::State& state, Way way, int reads, const Tensor& x, ChainFn fn) {
   ChainStep s(std::move(fn), way, x);
   for (auto _ : state) s.run(1);
@@ -184,7 +184,7 @@ int main(int argc, char** argv) {
     if (std::find(argv, argv + argc, std::string("--help")) != argv + argc) {
       std::puts("bench_micro [--threads N] [--cpu N], 1 and the last one if not given, and\n");
     }
-    benchmark::Initialize(&argc, argv);  // Takes its own words.
+    benchmark::Initialize(&argc, argv);  // Removes its own options.
     RunOptions o;
     for (Words words(argc, argv, /*all=*/true); words.next();) {
       if (!o.take(words)) words.unknown();

@@ -1,5 +1,5 @@
 // brrr's part of `./brrr bench --ops`: single ops of a million elements or so, forward and
-// gradient, eagerly and both together as a graph. ops.py has the same cases for PyTorch, by the
+// gradient, eagerly and both together as a graph. ops.py has the same cases for PyTorch under the
 // same names.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
@@ -22,11 +22,11 @@ struct Case {
   std::function<Tensor(const Tensor&)> f;
 };
 
-// The same numbers in every program, without order: sin(0.37 k + salt).
+// The same unordered values in every program: sin(0.37 k + salt).
 Tensor wave(const IntList& sizes, double salt = 0) {
   return (arange(numel_of(sizes)).to(kFloat32) * 0.37 + salt).sin().view(sizes);
 }
-// Ids below `end`, without order.
+// Unordered ids below `end`.
 Tensor ids(const IntList& sizes, int64_t end) {
   return remainder(arange(numel_of(sizes)) * 7919, end).view(sizes);
 }

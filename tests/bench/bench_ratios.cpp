@@ -1,5 +1,5 @@
-// Every figure that brrr promises and that is a ratio or a time, in one process, one run, measured
-// in turns: the bar, what was measured, whether it holds. See --help.
+// Every figure that brrr promises and that is a ratio or a time, in one run of one process,
+// interleaved: the bar, the measurement, whether it holds. See --help.
 
 #include <benchmark/benchmark.h>
 
@@ -80,7 +80,7 @@ void dispatch(Report& report) {
 // --- verify and frozen -------------------------------------------------------------------------
 
 // Both calls replay the same kernels, and the frozen one does nothing else: the difference is the
-// function's run and its comparison with the recording.
+// run of the user's function and its comparison with the recording.
 void verify(Report& report) {
   ChainStep plain(chain_fn(false), Way::Graph), plain_frozen(chain_fn(false), Way::Frozen);
   ChainStep grad(chain_fn(true), Way::Graph), grad_frozen(chain_fn(true), Way::Frozen);
@@ -216,25 +216,24 @@ void mlp(Report& report, json& table) {
 constexpr std::int64_t side = 4096;  // float32: 64 MB
 static_assert(side * side * sizeof(float) == FromMemory::bytes);
 
-// cos(cos(x)) beside one cos.
 void chain(Report& report, const Tensor& x) {
   auto one = brrr::step([](const Tensor& x) { return x.cos(); });
   auto two = brrr::step([](const Tensor& x) { return x.cos().cos(); });
-  auto two_near = brrr::step([](const Tensor& x) { return x.cos().cos(); });
-  const Tensor near = brrr::randn({side * side / 512}), nearer = brrr::randn({near.numel() / 8});
+  auto two_small = brrr::step([](const Tensor& x) { return x.cos().cos(); });
+  const Tensor small = brrr::randn({side * side / 512}), smaller = brrr::randn({small.numel() / 8});
   std::vector<double> ratio;
   double two_ms = 0, arithmetic_ms = 0;
   for (int r = 0; r < 7; ++r) {
     Turns turns;
     const int i = turns.each([&] { one(x); });
     const int j = turns.each([&] { two(x); });
-    const int l = turns.each([&] { two_near(near); });
-    const int m = turns.each([&] { two_near(nearer); });
+    const int l = turns.each([&] { two_small(small); });
+    const int m = turns.each([&] { two_small(smaller); });
     turns.measure(3, 20);
-    // In the second level nothing waits for memory: what the multiply-add pipes take, beside what
-    // a call costs, which both have.
+    // Operands in L2 do not wait for memory, so the difference of two sizes is pure arithmetic: the
+    // cost of a call, which both have, cancels.
     const double arithmetic = (turns.ns(l) - turns.ns(m)) * static_cast<double>(side * side) /
-                              static_cast<double>(near.numel() - nearer.numel());
+                              static_cast<double>(small.numel() - smaller.numel());
     arithmetic_ms = arithmetic / 1e6;
     ratio.push_back(turns.ns(j) / std::max(turns.ns(i), arithmetic));
     two_ms = turns.ns(j) / 1e6;
@@ -242,7 +241,7 @@ void chain(Report& report, const Tensor& x) {
   report.at_most("cos(cos(x)) fused, 64 MB, to the longer of one cos and its arithmetic", 1.1,
                  median(ratio), "x",
                  fmt::format("{:.2f} ms, arithmetic {:.2f} ms", two_ms, arithmetic_ms));
-  for (const auto& s : {one.stats(), two.stats(), two_near.stats()}) {
+  for (const auto& s : {one.stats(), two.stats(), two_small.stats()}) {
     check_replays(report, "fusion", s);
   }
 }
@@ -286,7 +285,7 @@ double first_replay_ms(const std::string& optimizer) {
   return ns_since(start) / 1e6;
 }
 
-// In processes of their own: within one, equal kernels are built once.
+// In separate processes: within one, equal kernels are built only once.
 void build(Report& report) {
   for (const char* optimizer : {"sgd", "adamw"}) {
     std::array<std::vector<double>, 2> ms;
@@ -308,7 +307,7 @@ void build(Report& report) {
 
 // --- the program -------------------------------------------------------------------------------
 
-// The exit status of a run of nothing else.
+// The exit status of a run that does nothing else.
 int replayed(const brrr::StepStats& stats) {
   if (stats.fallbacks == 0) return 0;
   std::fprintf(stderr, "bench_ratios: a replay fell back: %s\n", stats.last_fallback.c_str());
@@ -399,6 +398,6 @@ int main(int argc, char** argv) {
     return read_words(argc, argv, help, o) ? run(o) : 0;
   } catch (const std::exception& e) {
     status_of("bench_ratios", e);
-    return 1;  // 2 says that the modes disagree.
+    return 1;  // 2 is reserved for modes that disagree.
   }
 }

@@ -1,5 +1,5 @@
 // brrr's part of `./brrr bench --peers`: training steps on the CPU, eagerly and as a graph, from
-// weights and batches that its peers start from too. peers.py runs it and its peers in turns.
+// the weights and batches that its peers read. peers.py runs it and its peers in turns.
 #include <brrr/brrr.h>
 #include <fmt/format.h>
 
@@ -28,7 +28,7 @@ std::vector<StepTask> tasks() {
   return all;
 }
 
-// The modes start from the same weights and lose, to the last bit, the same.
+// All modes start from the same weights and must have bit-identical losses.
 void measure(const StepTask& task, const bench::StepsOptions& o, bench::Figures& figures) {
   std::vector<float> eager;
   for (const StepMode& mode : kModes) {
@@ -49,7 +49,7 @@ void measure(const StepTask& task, const bench::StepsOptions& o, bench::Figures&
 }
 
 int run(bench::StepsOptions o) {
-  dist::init();  // ranks.py starts several.
+  dist::init();  // ranks.py starts several processes.
   if (dist::rank() > 0) {
     o.json = o.inputs = "";
     if (!std::freopen("/dev/null", "w", stdout)) return 1;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Figures in a file that is written anew after each of them, so that whatever ends the program
-// leaves those before it. results.py reads it; peer_inputs.py writes the same.
+// Writes figures to a JSON file that is rewritten after each of them, so that an aborted program
+// keeps its earlier figures. Read by results.py; peer_inputs.py writes the same format.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,8 +19,8 @@ namespace brrr::bench {
 
 class Figures {
  public:
-  /// Begins the file `path`, none if it is empty, with `about`. Throws std::runtime_error if the
-  /// file cannot be written, here and in each call below.
+  /// Starts the file `path` with `about`; an empty path writes no file. Throws std::runtime_error
+  /// if the file cannot be written, here and in each call below.
   Figures(std::string path, nlohmann::json about) : path_(std::move(path)), all_(std::move(about)) {
     for (const char* part : {"figures", "losses", "failures"}) {
       all_[part] = nlohmann::json::object();
@@ -34,14 +34,14 @@ class Figures {
     std::fflush(stdout);
     write();
   }
-  /// Losses of the first steps, which tell whether programs compute the same.
+  /// Losses of the first steps, which show whether programs compute the same.
   void note_losses(const std::string& name, const std::vector<float>& values) {
     all_["losses"][name] = values;
     fmt::print("{}: losses {:.6f}\n", name, fmt::join(values, " "));
     write();
   }
 
-  /// Calls f(). If that throws, it is noted why; the next figure can still be measured.
+  /// Calls f(). If it throws, the message is recorded and the next figure can still be measured.
   template <class F> void attempt(const std::string& name, const F& f) {
     try {
       f();
@@ -52,17 +52,17 @@ class Figures {
     }
   }
 
-  /// With "figures", "losses" and "failures", each by name.
+  /// The JSON written so far: "figures", "losses" and "failures", each by name.
   const nlohmann::json& all() const { return all_; }
   bool failed() const { return !all_["failures"].empty(); }
 
  private:
-  // Whoever reads the file meanwhile sees all of the older or all of the newer one.
+  // Renames a complete file into place, so that a concurrent reader never sees a partial one.
   void write() const {
     if (path_.empty()) return;
     const std::string next = path_ + ".next";
     std::ofstream out(next);
-    // A message that is no UTF-8 must not end the program.
+    // Invalid UTF-8 in a message must not end the program.
     out << all_.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
     out.close();
     if (!out) throw std::runtime_error(next + " cannot be written");

@@ -21,7 +21,7 @@ using Vec = vx::f32;
 
 constexpr std::int64_t lanes = vx::lanes;
 
-// 0 where x <= 0, else v; so a NaN in x passes, as relu's must.
+// x <= 0 ? 0 : v, so that a NaN in x propagates as in relu.
 inline Vec zero_where_nonpositive(Vec x, Vec v) { return vx::where(vx::le(x, Vec{}), Vec{}, v); }
 
 // y[r, :] = relu(y[r, :] + bias) or y[r, :] + bias.
@@ -41,8 +41,8 @@ void add_bias(float* y, const float* bias, std::int64_t rows, std::int64_t cols)
   }
 }
 
-// grad[r, c] = 0 where the ReLU's output is 0, and bias_grad[c] = the sum over r of the rest.
-// Four vectors wide, so that a column's sum stays in registers over all rows.
+// grad[r, c] = 0 where the ReLU's output is 0; bias_grad[c] = the sum over r of grad. Four vectors
+// wide, so that the sums of columns stay in registers over all rows.
 void relu_mask_and_bias_grad(float* grad, const float* output, float* bias_grad, std::int64_t rows,
                              std::int64_t cols) {
   std::int64_t c = 0;
@@ -75,7 +75,7 @@ void relu_mask_and_bias_grad(float* grad, const float* output, float* bias_grad,
   }
 }
 
-// Updates go over whole vectors: what a buffer has behind its end is 0 and stays so.
+// Updates process whole vectors: the padding of a buffer is 0 and stays 0.
 void sgd_update(float* value, const float* grad, std::int64_t size, float lr) {
   const Vec vlr = vx::splat(lr);
   for (std::int64_t i = 0; i < size; i += lanes) {
@@ -83,8 +83,8 @@ void sgd_update(float* value, const float* grad, std::int64_t size, float lr) {
   }
 }
 
-// The factors of one AdamW step that all elements share (Loshchilov and Hutter 2019, algorithm 2,
-// in the order of operations of torch.optim.AdamW).
+// Scalars of an AdamW step that all elements share (Loshchilov and Hutter 2019, algorithm 2, in the
+// order of operations of torch.optim.AdamW).
 struct AdamWFactors {
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float keep;          // 1 - lr * weight_decay
@@ -123,8 +123,8 @@ int blas_int(std::int64_t n) { return static_cast<int>(n); }
 
 // OpenBLAS has unpacked kernels for AVX-512 that it uses only for M * N * K <= 10^6. At small
 // batches packing costs more than it saves, so a product cut into blocks of that size is faster
-// than one call: 1.2 to 1.6 times at batch 32, 784 to 256. These shapes were fast at batch 8 to
-// 512; at large batches, or where no block is small enough, one call is best again.
+// than one call: 1.2 to 1.6 times at batch 32, 784 to 256. These block shapes were fast at batch 8
+// to 512; at large batches, or if no block is small enough, one call is faster again.
 struct Block {
   std::int64_t rows, cols;
 };
@@ -161,7 +161,7 @@ void gemm(bool a_transposed, bool b_transposed, std::int64_t m, std::int64_t n, 
 }  // namespace
 
 FloorMlp::Buffer FloorMlp::make_buffer(std::int64_t count) {
-  // Whole vectors.
+  // Rounded up to whole vectors.
   const std::size_t bytes = (static_cast<std::size_t>(count) + lanes - 1) / lanes * sizeof(Vec);
   auto* p = static_cast<float*>(std::aligned_alloc(sizeof(Vec), bytes));
   if (p == nullptr) throw std::bad_alloc();

@@ -18,15 +18,14 @@ struct FloorHyper {
   double weight_decay = 1e-2;  // AdamW only
 };
 
-// The hand-written floor under a framework's MLP training step: what the step costs when no
-// framework stands between the mathematics and the machine. Linear layers with ReLU between them,
-// mean softmax cross-entropy, float32, one thread, OpenBLAS for the matrix products (in blocks
-// where that is faster), one loop for whatever can share a loop, and no allocation after the
-// constructor.
+// The hand-written floor of a framework's MLP training step: its cost without any framework
+// overhead. Linear layers with ReLU between them, mean softmax cross-entropy, float32, one thread,
+// OpenBLAS for the matrix products (in blocks where that is faster), fused loops for the rest, and
+// no allocation after the constructor.
 //
-// It stays a fair floor: every gradient is written to memory, as in a framework whose user may read
-// it, so the SGD update is not folded into the gradient's gemm. The gradient of the input is not
-// computed, because no framework computes it either.
+// For a fair floor every gradient is written to memory, as in a framework whose user may read it,
+// so the SGD update is not folded into the gradient's gemm. The gradient of the input is not
+// computed, as no framework computes it either.
 class FloorMlp {
  public:
   // sizes: {inputs, hidden..., classes}, at least two entries, all positive; batch > 0.

@@ -1,6 +1,6 @@
 #pragma once
 
-// The GPT step and generation in each mode, beside libtorch in a process of its own.
+// The GPT step and generation in each mode, against libtorch in its own process.
 
 #include <algorithm>
 #include <array>
@@ -50,7 +50,7 @@ inline std::string gpt_peer(std::int64_t batch, int steps, int warmup) {
   return fmt::format("--model gpt --batch {} --steps {} --warmup {}", batch, steps, warmup);
 }
 
-// The same steps in each mode: the same bits; and the peer's loss and number of parameters.
+// Checks that all modes give the same bits, and the peer's loss and number of parameters.
 inline void check_gpt(Report& report, std::int64_t batch) {
   constexpr int steps = 40;
   const float loss = check_modes(report, "gpt", steps,
@@ -72,9 +72,9 @@ inline void check_gpt(Report& report, std::int64_t batch) {
   }
 }
 
-// libtorch computes brrr's GELU in one contest and in the other the erf form, which is the faster
-// one there: a user may choose either, so both must be beaten. Its best run of five counts: unlike
-// turns, a process of its own does not dodge what else the machine does.
+// libtorch runs once with brrr's tanh GELU and once with the erf form, which is faster there: a
+// user may choose either, so both must be beaten. Its best of five runs counts, because a separate
+// process, unlike interleaved turns, cannot average out other load on the machine.
 inline void gpt_times(Report& report, std::int64_t batch) {
   std::vector<std::unique_ptr<BrrrGpt>> runs;
   Turns turns;
@@ -111,7 +111,7 @@ inline void gpt_times(Report& report, std::int64_t batch) {
   }
 }
 
-// One sequence, each token drawn; the recording is made before the clock starts.
+// One sequence, each token sampled; the recording is made before the clock starts.
 inline void gpt_generation(Report& report) {
   BrrrGpt gpt(1, Way::Eager);
   constexpr std::int64_t tokens = 256;

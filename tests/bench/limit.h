@@ -1,15 +1,14 @@
 #pragma once
 
-// What a step costs at least: its products at the measured peak, the bytes of all its other kernels
-// at the measured bandwidth for so many.
+// The lower bound of a step's time: its matrix products at the measured peak, plus the bytes of all
+// other kernels at the bandwidth measured for their size.
 
 #include "tests/bench/bench.h"
 #include "tests/bench/report.h"
 
 namespace brrr::bench {
 
-// Microseconds of a step at its limits, from a profile of `steps` of them: those of the products
-// and of the bytes.
+// The limit of a step in microseconds, from a profile of `steps` steps: products and bytes.
 struct StepLimit {
   double products_us = 0, bytes_us = 0;
   double us() const { return products_us + bytes_us; }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The MLP step in each mode, beside the floor in the same process and libtorch in one of its own.
+// The MLP step in each mode, against the floor in the same process and libtorch in its own.
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace brrr::bench {
 
-// Kilobytes at the peak of a step beyond what was live before the first one.
+// Peak memory of a step in kilobytes, minus what was live before the first one.
 inline double peak_kilobytes(PeerRun& run) {
   const std::size_t base = cpu::memory_stats().live;
   run.run(4);
@@ -27,7 +27,7 @@ inline constexpr std::array ways = {Way::Eager, Way::Graph, Way::Frozen};
 
 using MakeRun = std::function<std::unique_ptr<PeerRun>(Way)>;
 
-// The same steps in each mode: the same bits. Returns the last loss.
+// Checks that the final parameters of all modes have the same bits. Returns the last loss.
 inline float check_modes(Report& report, const std::string& at, int steps, const MakeRun& make) {
   std::vector<std::vector<Tensor>> finals;
   float loss = 0;
@@ -44,7 +44,7 @@ inline float check_modes(Report& report, const std::string& at, int steps, const
   return loss;
 }
 
-// And the floor's loss, to rounding.
+// Also compares the loss with the floor's, up to rounding.
 inline void check_agreement(Report& report, const std::string& optimizer, std::int64_t batch) {
   constexpr int steps = 40;
   FloorRun floor(optimizer, batch);
@@ -57,7 +57,7 @@ inline void check_agreement(Report& report, const std::string& optimizer, std::i
   }
 }
 
-// Says so if a replay fell back: figures of the reference walker promise nothing.
+// Reports a replay that fell back: figures of the reference walker do not count.
 inline bool check_replays(Report& report, const std::string& what, const StepStats& stats) {
   if (stats.fallbacks > 0) report.wrong(what + ": a replay fell back: " + stats.last_fallback);
   return stats.fallbacks == 0;

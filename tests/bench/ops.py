@@ -16,11 +16,11 @@ import time
 
 from peers import CLOSE, INSTALL, check_json, parser_of, positive, processor, run
 
-LEAST = 15  # Microseconds that a gradient takes at least, being the difference of two times.
+LEAST = 15  # Microseconds: shortest gradient, the difference of two times, that counts.
 
 
 def cases():
-    """Name -> what gets a gradient, if anything, and the function of it, as in bench_ops.cpp."""
+    """Name -> the differentiable operands, if any, and a function of them, as in bench_ops.cpp."""
     import torch
     import torch.nn.functional as F
 
@@ -117,7 +117,7 @@ def cases():
 
 
 def measure_torch(options):
-    """PyTorch's part: figures as bench_ops writes them."""
+    """PyTorch's part; writes figures like bench_ops."""
     import torch
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -168,7 +168,7 @@ def options_of(arguments):
 
 
 def rounds(options):
-    """The least time of each figure, of brrr and of PyTorch; and the results' means."""
+    """The minimum time of each figure, for brrr and PyTorch; and the means of the results."""
     common = ["--threads", str(options.threads), "--seconds", str(options.seconds), "--only",
               options.only]
     programs = {"brrr": [options.program, *common],
@@ -222,7 +222,7 @@ def main():
         line = f"{name:<24}"
         for figure in (name, name + ", gradient"):
             width = 9 if figure == name else 11
-            # A gradient that is the result's own, or a view of it, is no work.
+            # An incoming gradient that is returned itself, or as a view, is no work.
             if min(brrr.get(figure, 0), torch.get(figure, 0)) < LEAST:
                 line += " " * (width + 18)
                 continue

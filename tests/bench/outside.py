@@ -20,10 +20,10 @@ from peers import check_json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOSE = 0.05
-MOST = 1e6  # A run of some seconds takes weeks then.
+MOST = 1e6  # Of --scale: a run of some seconds would take weeks.
 GPT = ["train_gpt", "--eval-every", "0", "--eval-batches", "1", "--batch"]
 MLP = ["train_mlp", "--eval-every", "0", "--batch"]
-# The model's command, and steps of about a millisecond in a long run of some seconds.
+# The model's command, and the steps of a long run, which takes some seconds.
 CASES = {"MLP, batch 1": (MLP + ["1"], 60000), "MLP, batch 32": (MLP + ["32"], 30000),
          "GPT, batch 1": (GPT + ["1"], 12000), "GPT, batch 8": (GPT + ["8"], 3000)}
 MODES = ("eager", "graph")
@@ -53,12 +53,12 @@ def inside_ms(log):
 
 
 def measure(case, options, folder):
-    """By mode: milliseconds of a step, of each round, outside and inside."""
+    """Milliseconds of a step by mode and round, measured outside and inside."""
     long = max(60, int(CASES[case][1] * options.scale))
     short = long // 4
     log = os.path.join(folder, "log.jsonl")
     outside, inside = {m: [] for m in MODES}, {m: [] for m in MODES}
-    for mode in MODES:  # Builds kernels and, once a machine, measures its limits.
+    for mode in MODES:  # Builds kernels and, once per machine, measures its limits.
         run(case, mode, long, options, log)
     for _ in range(options.rounds):
         for mode in MODES:

@@ -1,7 +1,7 @@
 #pragma once
 
 // The benchmarks' MLP: batches and first weights, the same for brrr, the floor and the peers, so
-// that their losses can be compared. And how they all draw numbers.
+// that their losses can be compared; and the random generator that they share.
 
 #include <cmath>
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace brrr::bench {
 
 inline const std::vector<std::int64_t> mlp_sizes = {784, 256, 128, 10};
-inline constexpr int num_batches = 16;  // inputs rotate: one batch would stay in the cache
+inline constexpr int num_batches = 16;  // batches rotate: a single one would stay in the cache
 inline constexpr double sgd_lr = 1e-2;
 inline constexpr double adamw_lr = 1e-3;
 inline constexpr double adamw_weight_decay = 1e-2;

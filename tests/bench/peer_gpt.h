@@ -19,7 +19,7 @@ struct GptBatches {
   std::vector<std::vector<std::int64_t>> x, y;  // num_batches of [batch, block]: ids, next ids
 };
 
-// Each id is the last one times 3 plus noise: there is something to learn.
+// Each id is the previous one times 3 plus noise, so the model has something to learn.
 inline GptBatches make_gpt_batches(std::int64_t batch) {
   PeerRandom random(2);
   GptBatches data;

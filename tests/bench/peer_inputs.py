@@ -11,10 +11,10 @@ import struct
 import time
 
 STEPS, ROUNDS, LOSSES = 200, 15, 10
-HOST_STEPS = 3  # As in bench_gpu: so few that the host never waits for the device.
-# On the CPU, as in bench_steps: samples of about a fiftieth of a second, so that a median drops
-# what a preemption hits, and each from the first weights on. Many more steps on one batch would
-# lead to numbers so small that the CPU is slow at them, and not every program rounds them to 0.
+HOST_STEPS = 3  # As in bench_gpu: few enough that the host never waits for the device.
+# On the CPU, as in bench_steps: samples of about a fiftieth of a second, so that the median drops
+# preempted ones, and each from the first weights on. Many more steps on one batch would lead to
+# denormal numbers, on which CPUs are slow and which not every program flushes to 0.
 SAMPLE_SECONDS, MOST_STEPS, FEWEST_SAMPLES = 0.02, 100, 5
 figures, losses, failures, done = {}, {}, {}, []
 report = {"figures": figures, "losses": losses, "failures": failures, "done": done}
@@ -22,7 +22,7 @@ report_path = None
 
 
 def arguments(about, **inputs):
-    """A parser with the options that all peers have."""
+    """A parser with the common options of all peers."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--threads", type=int, default=1, help="on the CPU; 1 if not given")
@@ -37,7 +37,7 @@ def arguments(about, **inputs):
 
 
 def begin(options, about):
-    """What measures, by name: whatever fails later, it was there."""
+    """Starts the report with `about`, what measures; resumes an earlier report with the same."""
     global report_path
     report_path = path = options.json
     if options.resume and path and os.path.exists(path):
@@ -52,7 +52,7 @@ def begin(options, about):
 
 
 def write():
-    """Whoever reads the file meanwhile sees all of the older or all of the newer one."""
+    """Replaces the file atomically, so that a concurrent reader never sees a partial one."""
     if report_path:
         with open(report_path + ".next", "w") as f:
             json.dump(report, f, indent=2)
@@ -73,13 +73,13 @@ def note_losses(name, values):
 
 
 def attempt(name, f):
-    """Runs f, unless an earlier run has; one that fails is noted, and the next one goes on."""
+    """Runs f, unless an earlier run has; a failure is recorded, and the next figure is measured."""
     if name in done:
         return
     before = len(failures)
     try:
         f()
-        if len(failures) == before:  # None of an attempt inside it either.
+        if len(failures) == before:  # No nested attempt failed either.
             done.append(name)
     except Exception as e:
         failures[name] = f"{type(e).__name__}: {e}".splitlines()[0]
@@ -88,13 +88,13 @@ def attempt(name, f):
 
 
 def end():
-    """Steps that failed are in the file; a program without any figure has failed itself."""
+    """Failed steps are in the file; a program without any figure fails itself."""
     if not figures:
         raise SystemExit("nothing measured")
 
 
 def timed(f, n, wait, until_done):
-    """Seconds of one f() among n: until all has run if `until_done`, else until all is queued."""
+    """Seconds per f() of n: until all have run if `until_done`, else until all are queued."""
     for _ in range(3):
         f()
     samples = []
@@ -111,13 +111,13 @@ def timed(f, n, wait, until_done):
 
 
 def own_clock(seconds):
-    """A program alone decides by its own clock."""
+    """A single process decides by its own clock."""
     return seconds
 
 
 def timed_on_cpu(f, wait, reset, enough, agree=own_clock):
-    """Seconds of one f(), the median of samples; and how many cores were at work meanwhile.
-    Programs that run together must call it as often: what decides it is agree(seconds)."""
+    """Seconds per f(), the median of samples; and the number of busy cores. Processes that run
+    together must call f equally often: agree(seconds) gives all of them the same duration."""
     def sample(n):
         start = time.perf_counter()
         for _ in range(n):
@@ -143,8 +143,8 @@ def timed_on_cpu(f, wait, reset, enough, agree=own_clock):
 
 
 def note_step(name, f, wait, reset, options, agree=own_clock):
-    """A step's time; on a GPU also the host's part, on the CPU the cores that it took. `reset`
-    brings the first weights back."""
+    """A step's time; on a GPU also the host's part, on the CPU the number of busy cores. `reset`
+    restores the first weights."""
     if options.device == "cuda":
         note(name, timed(f, STEPS, wait, True) * 1e6, "us")
         note(name + ", host", timed(f, HOST_STEPS, wait, False) * 1e6, "us")
@@ -155,7 +155,7 @@ def note_step(name, f, wait, reset, options, agree=own_clock):
 
 
 def header(path):
-    """Of a safetensors file: name -> its entry; and where the data begins."""
+    """The header of a safetensors file (name -> entry), and the offset of the data."""
     if not os.path.exists(path):
         raise SystemExit(f"{path}: no such file; write it with bench_gpu or bench_steps --inputs")
     with open(path, "rb") as f:
@@ -165,8 +165,8 @@ def header(path):
 
 
 class Case:
-    """A training step of a file: its name, which is brrr's, whether it is the GPT's or the MLP's,
-    and its tensors' dtype, shape and bytes."""
+    """A training step of a file: its name in brrr, whether it is a GPT or an MLP, and its tensors'
+    dtype, shape and bytes."""
 
     def __init__(self, entries, key):
         self.key = key
@@ -191,13 +191,13 @@ class Case:
                     f.seek(base + begin)
                     data = f.read(end - begin)
                     found[name[len(self.key) + 1:]] = entry["dtype"], entry["shape"], data
-        # The one size that the weights do not tell.
+        # Cannot be derived from the weights.
         self.heads = struct.unpack("<q", found.pop("heads")[2])[0] if self.gpt else 0
         return found
 
 
 def cases(path, only=None):
-    """Those of a file, or the one of that name: the MLP's first, the small ones first."""
+    """The steps of a file, or the one of that name: the MLP's first, small ones first."""
     entries, _ = header(path)
     found = [Case(entries, key) for key in {name.split(".")[0] for name in entries}]
     return [case for case in sorted(found, key=lambda case: (case.gpt, case.sizes))

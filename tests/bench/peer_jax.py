@@ -13,9 +13,9 @@ from peer_inputs import LOSSES, arguments, attempt, begin, cases, end, note_loss
 OPTIONS = arguments(__doc__, required=True, help="weights and batches that bench_gpu or "
                     "bench_steps --inputs wrote").parse_args()
 if OPTIONS.device == "cpu":
-    # JAX has no setting for its threads. XLA makes its pool as large as NPROC says when it begins,
-    # else as large as the number of CPUs; what holds the whole process is how many CPUs it may use,
-    # and peers.py lets it use --threads of them.
+    # JAX has no setting for its threads. XLA sizes its pool by NPROC at the start, else by the
+    # number of CPUs; only the CPU affinity bounds the whole process, and peers.py restricts it to
+    # --threads CPUs.
     os.environ["NPROC"] = str(OPTIONS.threads)
     os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -26,7 +26,7 @@ try:
 except ImportError:
     sys.exit("peer_jax: JAX is not installed")
 
-# float32 products as everybody else's: by itself JAX would round their factors to TF32.
+# float32 products as in the other programs: by default JAX would round their operands to TF32.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 1e-2
@@ -78,7 +78,7 @@ def gpt_loss(p, x, y, heads):
 
 def compiled_step(loss_of):
     """(parameters, first moments, second moments, number of the step), x, y -> the same, the loss.
-    The state's memory is given away, so that XLA updates it in place."""
+    The state is donated, so that XLA updates it in place."""
 
     def step(state, x, y):
         p, m, v, n = state
@@ -95,7 +95,7 @@ def compiled_step(loss_of):
 
 
 def train(case):
-    kinds = {"F32": numpy.float32, "I64": numpy.int64}  # JAX makes int32 of int64.
+    kinds = {"F32": numpy.float32, "I64": numpy.int64}  # JAX converts int64 to int32.
     values = {name: numpy.frombuffer(data, kinds[kind]).reshape(shape)
               for name, (kind, shape, data) in case.load(OPTIONS.inputs).items()}
     x, y = jnp.asarray(values.pop("x")), jnp.asarray(values.pop("y"))
@@ -105,7 +105,7 @@ def train(case):
     run = compiled_step(loss_of)
 
     def reset():
-        """A copy: a step gives its state's memory away, and `values` are wanted again."""
+        """A copy, because a step donates its state and `values` are needed again."""
         nonlocal state
         state = ({k: jnp.array(v) for k, v in values.items()}, *state[1:])
 

@@ -1,11 +1,11 @@
-// libtorch's C++ API as a peer: one training step of the benchmarks' MLP and of their GPT, and
-// one-element adds. A process of its own, because libtorch shares OpenBLAS's global thread setting.
+// libtorch's C++ API as a peer: one training step of the benchmarks' MLP and GPT, and one-element
+// adds. In its own process, because libtorch shares OpenBLAS's global thread setting.
 
 #include <cstdio>
 
 #include "tests/bench/measure/timing.h"
 #include "tests/bench/peer_torch_models.h"
-#include "tests/bench/words.h"
+#include "tests/bench/command_line.h"
 
 namespace {
 
@@ -28,10 +28,10 @@ Exit status: 0, 1 after an error, 2 if the command line is wrong.
 )";
 
 struct Options {
-  std::string model, optimizer;  // A model, and what it has by default.
+  std::string model, optimizer;  // A model and its default optimizer.
   int batch, steps, warmup;
   int threads = 1, count = 0;
-  std::string only = "", gelu = "tanh", micro = "";  // only: the model that was asked for.
+  std::string only = "", gelu = "tanh", micro = "";  // only: the requested model.
   bool grad = false;
 
   bool take(Words& words) {
@@ -109,7 +109,7 @@ void run_gpt(const Options& o) {
   run_model(o, model, make_gpt_batches(o.batch));
 }
 
-// Adds n times; the result is dropped at once, as in an expression.
+// Adds n times; each result is dropped at once, like a temporary.
 auto adds(bool grad) {
   return [a = torch::ones({1}, torch::requires_grad(grad)),
           b = torch::ones({1}, torch::requires_grad(grad))](int n) {
@@ -120,7 +120,7 @@ auto adds(bool grad) {
 void run_micro(const Options& o) {
   if (o.micro == "instr") return adds(o.grad)(o.count);
   for (const bool grad : {false, true}) {
-    // So few adds in a sample that few samples are hit by a preemption.
+    // Short samples, so that few of them are hit by a preemption.
     constexpr int n = 200;
     const auto run = adds(grad);
     const Quantiles us = time_steps(250, 1000, [&](int) { run(n); });

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the libtorch peers share.
+// Shared by the libtorch peers.
 
 #include <dlfcn.h>
 #include <torch/torch.h>
@@ -18,9 +18,9 @@ inline const char* openblas_core() {
   return get_name != nullptr ? get_name() : "unknown";
 }
 
-// Since 2.4 libtorch has AdamW as one kernel over all parameters, on the CPU too: what Python's
-// AdamW(fused=True) calls. torch::optim::AdamW has no such setting and calls some ten kernels for
-// each of them.
+// Since 2.4 libtorch has AdamW as one kernel over all parameters, on the CPU too: the one that
+// Python's AdamW(fused=True) calls. torch::optim::AdamW has no such setting and calls some ten
+// kernels for each parameter.
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
 class BestAdamW : public torch::optim::AdamW {
  public:
@@ -60,8 +60,8 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(
                                      AdamWOptions(adamw_lr).weight_decay(adamw_weight_decay));
 }
 
-// So that backward hands over new gradients. Optimizer::zero_grad() does so since 2.0; before, it
-// filled them with zeros, to which backward had to add.
+// Drops gradients, so that backward does not accumulate. Optimizer::zero_grad() does so since 2.0;
+// before, it filled them with zeros, to which backward had to add.
 inline void drop_gradients(torch::optim::Optimizer& optimizer) {
   for (auto& p : optimizer.param_groups()[0].params()) p.mutable_grad().reset();
 }

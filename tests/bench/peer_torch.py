@@ -107,7 +107,7 @@ class Block(torch.nn.Module):
 
 
 class GPT(torch.nn.Module):
-    """Sizes from the weights, whose names are brrr's."""
+    """Derives the sizes from the weights, which have brrr's names."""
 
     def __init__(self, weights, heads):
         super().__init__()
@@ -135,11 +135,11 @@ class MLP(torch.nn.Module):
 
 
 class Training:
-    """A case's model with its optimiser, at brrr's weights; `mode` is torch.compile's, or None."""
+    """A case's model and optimiser with brrr's weights; `mode` is torch.compile's, or None."""
 
     def __init__(self, options, case, mode=None, capturable=False):
         if mode:
-            torch.compiler.reset()  # What was compiled for the steps before.
+            torch.compiler.reset()  # Drops what was compiled for earlier steps.
         kinds = {"F32": torch.float32, "I64": torch.int64}
         values = {name: torch.frombuffer(bytearray(data), dtype=kinds[kind]).reshape(shape)
                   for name, (kind, shape, data) in case.load(options.inputs).items()}
@@ -171,7 +171,7 @@ class Training:
 
 
 def by_hand(options, case):
-    """Losses of the first steps, and what replays a whole step as one CUDA graph."""
+    """Losses of the first steps, and a function that replays a whole step as one CUDA graph."""
     training = Training(options, case, capturable=True)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -180,7 +180,7 @@ def by_hand(options, case):
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     training.optimizer.zero_grad()
-    with torch.cuda.graph(graph):  # Captures, and runs nothing.
+    with torch.cuda.graph(graph):  # Captures without running.
         loss = training.step()
 
     def replay():
@@ -192,7 +192,7 @@ def by_hand(options, case):
 
 
 def wait_for(options):
-    """What waits until all is done that was queued."""
+    """A function that waits for all queued work."""
     return torch.cuda.synchronize if options.device == "cuda" else lambda: None
 
 
@@ -218,7 +218,7 @@ def measure_by_hand(label, options, case):
 
 def steps(options):
     modes = ()
-    if options.compile:  # The others are about CUDA graphs, or about choosing GPU kernels.
+    if options.compile:  # Other modes use CUDA graphs or autotune GPU kernels.
         modes = ("default",) + (("reduce-overhead", "max-autotune") * (options.device == "cuda"))
     all_cases = cases(options.inputs, options.only)
     for case in all_cases:
@@ -226,7 +226,7 @@ def steps(options):
     for case in all_cases if options.device == "cuda" else ():
         label = case.name + ", CUDA graph by hand"
         attempt(label, lambda: measure_by_hand(label, options, case))
-    for mode in modes:  # Last, for they compile for minutes.
+    for mode in modes:  # Last, as they compile for minutes.
         for case in all_cases:
             label = f"{case.name}, torch.compile {mode}"
             attempt(label, lambda: measure(label, options, case, mode))

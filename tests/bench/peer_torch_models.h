@@ -34,7 +34,7 @@ struct TorchMlp : TorchModel {
 struct TorchAttentionImpl : nn::Module {
   std::int64_t heads;
   nn::Linear c_attn, c_proj;
-  torch::Tensor mask;  // 0 where a token may look, -inf where not.
+  torch::Tensor mask;  // Additive causal mask: 0 for visible keys, -inf for others.
 
   explicit TorchAttentionImpl(const GptSizes& s)
       : heads(s.heads),
@@ -52,7 +52,7 @@ struct TorchAttentionImpl : nn::Module {
         /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
 #else
     const auto parts = qkv.permute({2, 0, 3, 1, 4}).reshape({3, b * heads, t, d}).unbind(0);
-    // Adds the mask with the product.
+    // baddbmm adds the mask within the product.
     const auto scores = torch::baddbmm(mask, parts[0], parts[1].transpose(1, 2), 1,
                                        1 / std::sqrt(static_cast<double>(d)));
     const auto y = torch::bmm(scores.softmax(-1), parts[2]).view({b, heads, t, d});
@@ -101,7 +101,7 @@ struct TorchGpt : TorchModel {
   nn::ModuleList h;
   nn::LayerNorm ln_f{nullptr};
 
-  // `gelu` as torch::gelu has it: tanh, as brrr's and GPT-2's, or none.
+  // `gelu` as torch::gelu's argument: "tanh", as in brrr and GPT-2, or "none".
   explicit TorchGpt(const GptSizes& s, const char* gelu = "tanh")
       : wte(register_module("wte", nn::Embedding(s.vocab, s.width))),
         wpe(register_module("wpe", nn::Embedding(s.block, s.width))) {

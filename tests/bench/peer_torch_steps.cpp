@@ -1,6 +1,5 @@
-// libtorch's part of `./brrr bench --peers`: the training steps on the CPU that bench_steps
-// measures, through the C++ API, from the weights and batches that it writes. peers.py builds and
-// runs this.
+// libtorch's part of `./brrr bench --peers`: the CPU training steps of bench_steps through the C++
+// API, from the weights and batches that bench_steps writes. peers.py builds and runs this.
 
 #include <algorithm>
 #include <cstdio>
@@ -28,7 +27,7 @@ constexpr const char* help =
   --version  libtorch's, and nothing else
 )";
 
-// A safetensors file of float32 and int64: a step's key -> its tensors by name.
+// Reads a safetensors file of float32 and int64: step key -> tensors by name.
 std::map<std::string, Tensors> read_inputs(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error(path + " cannot be read");
@@ -73,7 +72,7 @@ std::unique_ptr<TorchModel> model_of(const Tensors& inputs) {
   return std::make_unique<TorchMlp>(mlp_sizes);
 }
 
-// A step's model with its optimiser, at brrr's weights.
+// A step's model and optimiser, with brrr's weights.
 class TorchRun {
  public:
   explicit TorchRun(const Tensors& inputs)
@@ -89,7 +88,6 @@ class TorchRun {
     optimizer_->step();
     return loss;
   }
-  // Back to the first weights.
   void reset() {
     const torch::NoGradGuard no_grad;
     for (auto& p : model_->named_parameters()) p.value().copy_(inputs_.at(p.key()));

@@ -1,5 +1,5 @@
-# The peer programs in C++: libtorch's. A peer is a process of its own and links nothing of ours:
-# libtorch shares OpenBLAS's settings. It is optional, so what is missing of it is not an error.
+# The C++ peer programs, which use libtorch. A peer is a separate process and does not link brrr,
+# because libtorch shares OpenBLAS's settings. It is optional: a missing libtorch is not an error.
 
 function(brrr_add_peer name)  # <library>...
   add_executable(${name} tests/bench/${name}.cpp)
@@ -21,7 +21,7 @@ else()
   message(STATUS "brrr: libtorch not found (Debian: libtorch-dev), peer_torch is left out")
 endif()
 
-# libtorch's part of bench --peers, which has it built: with the libtorch of the PyTorch that it
+# libtorch's part of bench --peers, which builds it with the libtorch of the PyTorch that it
 # compares with, else with Debian's.
 set(BRRR_TORCH "" CACHE PATH "The folder of an installed PyTorch, for bench --peers")
 set(steps_torch brrr::torch)
@@ -30,17 +30,17 @@ if(EXISTS "${BRRR_TORCH}/lib/libtorch_cpu.so")
   add_library(brrr_python_torch INTERFACE)
   target_include_directories(brrr_python_torch SYSTEM INTERFACE
     "${BRRR_TORCH}/include" "${BRRR_TORCH}/include/torch/csrc/api/include")
-  # Not its library torch: that loads what a GPU needs.
+  # Not the library torch, which loads GPU libraries.
   target_link_libraries(brrr_python_torch INTERFACE
     "${BRRR_TORCH}/lib/libtorch_cpu.so" "${BRRR_TORCH}/lib/libc10.so")
 endif()
 if(TARGET ${steps_torch})
   brrr_add_peer(peer_torch_steps ${steps_torch} brrr::json)
-  # PyTorch brings an fmt of its own: whichever comes first is used without its library.
+  # PyTorch bundles an fmt of its own, so either one is used header-only.
   target_compile_definitions(peer_torch_steps PRIVATE FMT_HEADER_ONLY)
   set_target_properties(peer_torch_steps PROPERTIES EXCLUDE_FROM_ALL ON)
 else()
-  # What was built with a libtorch that has gone does not stay.
+  # Removes a program that was built with a libtorch that is gone.
   add_custom_target(peer_torch_steps COMMAND "${CMAKE_COMMAND}" -E rm -f
     "${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/peer_torch_steps")
 endif()

@@ -19,15 +19,15 @@ from peer_inputs import cases
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-ENVIRONMENT = "build/peers"  # Where a virtual environment with the peers is looked for.
+ENVIRONMENT = "build/peers"  # Default virtual environment with the peers.
 INSTALL = (f"python3 -m venv {ENVIRONMENT} && {ENVIRONMENT}/bin/pip install torch jax"
            "    (torch without CUDA: --index-url https://download.pytorch.org/whl/cpu)")
 INSTALL_LIBTORCH = "apt-get install libtorch-dev    (older than what torch above brings)"
-CLOSE = 1e-3  # Losses that differ by more, relatively, come from another computation.
-WHOLE = 0.9  # With less of a core than this something else had a part of it.
-LIMIT = 900  # Seconds of a process: torch.compile takes its time when it is used first.
+CLOSE = 1e-3  # A larger relative difference of losses means another computation.
+WHOLE = 0.9  # A smaller share of a core means that other load used it.
+LIMIT = 900  # Seconds of a process: the first torch.compile is slow.
 
-# Who is in the table: the program, and what its figures' names have behind the step's.
+# The table's columns: the program, and the suffix of its figures' names after the step's.
 BEST = "brrr graph"
 COLUMNS = {BEST: ("brrr", ", graph"),
            "brrr eager": ("brrr", ""),
@@ -40,7 +40,7 @@ NAMES = {"libtorch": "libtorch", **PACKAGES}
 
 
 def check_json(parser, path):
-    """Ends the program, before it measures anything, where the file could not be written."""
+    """Ends the program before it measures anything if the file could not be written."""
     if not path:
         return
     folder = os.path.dirname(os.path.abspath(path))
@@ -59,12 +59,12 @@ def positive(kind):
         if not 0 < value < math.inf:
             raise argparse.ArgumentTypeError("a positive number is needed")
         return value
-    number.__name__ = kind.__name__  # What argparse calls a word that is none.
+    number.__name__ = kind.__name__  # argparse prints this name for an invalid word.
     return number
 
 
 def parser_of(name, about, rounds, seconds, program):
-    """Has the options of all comparisons; `program` is brrr's part of this one."""
+    """A parser with the options of all comparisons; `program` is brrr's part of this one."""
     parser = argparse.ArgumentParser(prog=f"./brrr bench --{name}", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=positive(int), default=rounds,
@@ -97,11 +97,11 @@ def options_of(arguments):
 
 
 def run(command, options):
-    """A process on the CPUs that are measured: more threads than those, whatever a program starts,
-    cannot run side by side. Throws with the last line that it wrote if it fails."""
+    """Runs a process on the measured CPUs only, so that it cannot run more threads in parallel than
+    these, however many it starts. If it fails, throws with the last line that it wrote."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(options.threads),
                        MKL_NUM_THREADS=str(options.threads),
-                       # Else torch.compile keeps processes that help it to compile.
+                       # Else torch.compile keeps worker processes.
                        TORCHINDUCTOR_COMPILE_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=LIMIT,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -113,13 +113,13 @@ def run(command, options):
 
 
 def libtorch_program(options):
-    """libtorch's program, beside brrr's."""
+    """The path of libtorch's program, in the folder of brrr's."""
     return pathlib.Path(options.program).with_name("peer_torch_steps")
 
 
 def build_libtorch(options):
-    """Builds libtorch's program where brrr's was built, with what the PyTorch of --python brings,
-    without one with Debian's; returns the version. Throws RuntimeError with what is missing."""
+    """Builds libtorch's program in brrr's build folder, with the libtorch of --python's PyTorch,
+    else with Debian's; returns the version. Throws RuntimeError that names what is missing."""
     program = libtorch_program(options)
     build = program.parent.parent
     if (build / "CMakeCache.txt").exists():
@@ -140,7 +140,7 @@ def build_libtorch(options):
 
 
 def installed(options):
-    """Program -> its version, of the peers that are there; and a line for each that is not."""
+    """Program -> its version, for installed peers; and a line for each that is missing."""
     versions, missing = {}, []
     try:
         versions["libtorch"] = build_libtorch(options)
@@ -156,7 +156,7 @@ def installed(options):
 
 
 def commands(options, versions, inputs):
-    """Program -> its command, which --only and --json complete."""
+    """Program -> its command, to which --only and --json are appended."""
     common = ["--threads", str(options.threads), "--seconds", str(options.seconds)]
     found = {"brrr": [options.program, *common]}
     if "libtorch" in versions:
@@ -169,7 +169,7 @@ def commands(options, versions, inputs):
 
 
 def report_of(command, step, folder, options):
-    """What a program wrote about a step. One that failed has written why, or is named here."""
+    """A program's report of a step. A failure is in the report, or recorded here."""
     path = os.path.join(folder, "figures.json")
     if os.path.exists(path):
         os.remove(path)
@@ -187,7 +187,7 @@ def report_of(command, step, folder, options):
 
 
 def deviation(ours, theirs):
-    """The largest relative one; infinite where something is missing or not finite."""
+    """The largest relative deviation; infinite if a loss is missing or not finite."""
     if not ours or len(ours) != len(theirs):
         return math.inf
     if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in (*ours, *theirs)):
@@ -196,7 +196,7 @@ def deviation(ours, theirs):
 
 
 class Step:
-    """What was measured of one training step."""
+    """The measurements of one training step."""
 
     def __init__(self, name, programs):
         self.name = name
@@ -205,7 +205,7 @@ class Step:
         self.deviations, self.left_out, self.losses, self.warning = {}, {}, [], ""
 
     def add(self, program, report):
-        """A program's turn. brrr's is the first one of all."""
+        """A program's turn; brrr's comes first."""
         self.warning = self.warning or report.get("warning", "")
         for who in self.wanted(program):
             name = self.name + COLUMNS[who][1]
@@ -231,11 +231,11 @@ class Step:
         return who in self.us and who not in self.left_out
 
     def shared(self, who):
-        """Whether something else had a part of its CPU: then the time is too long."""
+        """Whether other load used its CPU, so that the time is too long."""
         return bool(self.cores[who]) and min(self.cores[who]) < WHOLE
 
     def ratio(self, who):
-        """How many times brrr's graph the time is; None where one of them is missing."""
+        """The ratio of the time to brrr's graph mode; None if one of them is missing."""
         if not (self.measured(who) and self.measured(BEST)):
             return None
         return statistics.median(a / b for a, b in zip(self.us[who], self.us[BEST]))
@@ -266,7 +266,7 @@ class Step:
 
 
 def summary(steps):
-    """Time of brrr's graph; how many times that everybody else takes."""
+    """The time of brrr's graph mode, and the others' times as multiples of it."""
     others = [who for who in COLUMNS if who != BEST and any(who in s.us for s in steps)]
     print(f"\n{'step':<40} {BEST:>13}" + "".join(f"{who:>15}" for who in others))
     for step in steps:
@@ -280,8 +280,8 @@ def summary(steps):
 
 
 def warnings(steps, threads):
-    """What makes figures doubtful: OpenBLAS's settings; who had more cores than it should have, or
-    not one whole core."""
+    """Reasons to doubt the figures: OpenBLAS's settings; a program that used more cores than
+    allowed, or less than one whole core."""
     lines = sorted({step.warning for step in steps if step.warning})
     lines += [f"{step.name}, {who}: {max(cores):.2f} cores were at work"
               for step in steps for who, cores in step.cores.items()

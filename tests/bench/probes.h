@@ -1,7 +1,7 @@
 #pragma once
 
-// Counting what a replay must not do: heap allocations and system calls. For one source file of a
-// program only, because it replaces malloc in the whole program.
+// Counts what a replay must not do: heap allocations and system calls. Include in only one source
+// file of a program, because it replaces malloc in the whole program.
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -25,21 +25,21 @@ namespace brrr::bench {
 // calls malloc.
 inline constinit thread_local std::uint64_t heap_calls = 0;
 
-// A sanitizer has a malloc of its own, which must stay.
+// A sanitizer's own malloc must stay.
 #if defined(__GLIBC__) && !BRRR_ASAN && !BRRR_TSAN
 inline constexpr bool counts_heap_calls = true;
 #else
 inline constexpr bool counts_heap_calls = false;
 #endif
 
-// What happened in a forked child that was allowed no system call while it ran `body`.
+// Result of running `body` in a forked child that may make no system call.
 struct SystemCallProbe {
   bool possible = false;  // false: this kernel does not let a process install a filter
-  long first = -1;        // the number of the first system call it made; -1: it made none
+  long first = -1;        // number of the first system call; -1: none
 };
 
 namespace detail {
-// Shared with the child, which dies at its first system call.
+// Memory shared with the child, which dies at its first system call.
 inline volatile long* probe_result = nullptr;
 
 inline void on_system_call(int, siginfo_t* info, void*) {
@@ -64,8 +64,8 @@ inline bool forbid_system_calls() {
 }
 }  // namespace detail
 
-// Runs warm_up, then body with system calls forbidden, in a forked child. One thread only: a fork
-// has no other threads. Reading the clock is no system call.
+// Runs warm_up, then body with system calls forbidden, in a forked child. One thread only, as a
+// fork has no other threads. Reading the clock needs no system call (vDSO).
 inline SystemCallProbe probe_system_calls(const std::function<void()>& warm_up,
                                           const std::function<void()>& body) {
   constexpr long not_possible = -2, died = -3, none = -1;

@@ -24,7 +24,7 @@ def options_of(arguments):
 
 
 def commands(options, inputs):
-    """Who -> its command and what its figures' names have behind the step's."""
+    """Program -> its command and the suffix of its figures' names after the step's."""
     common = ["--threads", "1", "--seconds", str(options.seconds)]
     launch = ["bash", str(ROOT / "tests/dist/launch.sh"), "mpirun", str(options.ranks)]
     torch = [str(HERE / "peer_torch.py"), "--device", "cpu", "--inputs", inputs, *common]

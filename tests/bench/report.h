@@ -1,6 +1,6 @@
 #pragma once
 
-// The table of bench_ratios: figure, bar, measured, verdict; and figures of child processes.
+// The table of bench_ratios (figure, bar, measurement, verdict), and output of child processes.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -49,7 +49,7 @@ class Report {
   void show(const std::string& what, double v, const char* unit, const std::string& note = "") {
     add(what, Bar::None, 0, v, unit, note);
   }
-  // What makes a figure worthless: it is said, and it decides the exit status.
+  // Records an error that invalidates the figures and decides the exit status.
   void wrong(const std::string& what) {
     fmt::print("*** {}\n", what);
     wrong_.push_back(what);
@@ -64,14 +64,14 @@ class Report {
 
 inline std::filesystem::path own_path() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
-// The lines a child process prints; empty when it cannot be run or fails.
+// The lines that a child process prints; empty if it cannot be run or fails.
 inline std::vector<std::string> run_child(const std::string& command) {
   std::vector<std::string> lines;
   FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) return lines;
   for (char part[4096]; std::fgets(part, sizeof part, pipe);) {
     if (!lines.empty() && lines.back().back() != '\n') {
-      lines.back() += part;  // Of a line longer than that.
+      lines.back() += part;  // Lines longer than the buffer.
     } else {
       lines.emplace_back(part);
     }
@@ -80,7 +80,7 @@ inline std::vector<std::string> run_child(const std::string& command) {
   return lines;
 }
 
-// The JSON lines of the libtorch peer beside this program, if it was built.
+// The JSON lines of the libtorch peer, if it was built beside this program.
 inline std::vector<json> run_peer(const std::string& arguments) {
   const auto path = own_path().parent_path() / "peer_torch";
   if (!std::filesystem::exists(path)) return {};

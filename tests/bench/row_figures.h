@@ -1,7 +1,7 @@
 #pragma once
 
-// Rows over 64 MB beside streams of as much: softmax, layer norm, and its backward with the
-// gradients of its weights. And what is lost where rows are short.
+// Row kernels over 64 MB relative to a copy with as many streams: softmax, layer norm, and its
+// backward with the gradients of its weights. And the cost of short rows.
 
 #include "tests/bench/bench.h"
 #include "tests/bench/report.h"
@@ -10,12 +10,12 @@ namespace brrr::bench {
 
 struct RowFigure {
   const char* what;
-  const char* op;  // Of the profile's rows.
-  int reads;       // Streams in, beside one out.
+  const char* op;  // Part of the op's name in the profile's rows.
+  int reads;       // Input streams; there is one output stream.
   double bar;      // Percent of the streams' speed.
 };
 
-// Microseconds that kernels of this name take a call.
+// Microseconds per call of the kernels whose op contains this name.
 inline double kernel_us(const Profile& profile, const std::string& op) {
   double us = 0, calls = 0;
   for (const ProfileRow& row : profile.rows()) {
@@ -26,32 +26,32 @@ inline double kernel_us(const Profile& profile, const std::string& op) {
   return us / calls;
 }
 
-// Kernels of 64 MB arrays and their streams, all from memory: a third cache of hundreds of MB keeps
-// the streams' arrays from pass to pass, but not a step's, whose kernels drive out each other's. So
-// each follows a walk over 512 MB.
+// Times kernels of 64 MB arrays and their streams, all from memory: an L3 of hundreds of MB keeps
+// the streams' arrays between passes, but not a step's, whose kernels evict each other's. So each
+// measurement follows a walk over 512 MB, which evicts both.
 class FromMemory {
  public:
   static constexpr std::size_t bytes = std::size_t{64} << 20;
   static constexpr int rounds = 5;
 
   double streams_us(int reads) const {
-    return cpu::stream_like(reads, bytes, false, [&] { walk(); }).seconds * 1e6;
+    return cpu::stream_like(reads, bytes, false, [&] { evict_caches(); }).seconds * 1e6;
   }
-  // What the kernel of this name takes in calls of `run`.
+  // Microseconds of the kernels with this name in calls of `run`.
   template <class F> double kernel_us(const std::string& op, const F& run) const {
     for (int k = 0; k < 3; ++k) run();
     Profile profile;
     for (int k = 0; k < 5; ++k) {
-      walk();
+      evict_caches();
       run();
     }
     return bench::kernel_us(profile, op);
   }
 
  private:
-  void walk() const { sum(others_); }
+  void evict_caches() const { sum(evicting_); }
 
-  Tensor others_ = ones({1 << 27});
+  Tensor evicting_ = ones({1 << 27});
 };
 
 class RowSteps {
@@ -67,7 +67,7 @@ class RowSteps {
             [](const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& g) {
               for (const Tensor& t : {x, w, b}) t.set_grad({});
               const Tensor y = layer_norm(x, {width}, w, b);
-              // Known after all of y only: backward is a kernel of its own, as in a model.
+              // Depends on all of y, so that backward is a kernel of its own, as in a model.
               y.backward(g * (1.0 + 1e-3 * y.detach().mean()));
               return y.detach();
             },
@@ -96,7 +96,7 @@ class RowSteps {
   Step<std::function<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>> gradient_;
 };
 
-// Eager kernels, forward and backward, of as many elements in rows of 64 as in rows of 1024.
+// Times eager kernels, forward and backward, for the same elements in rows of 64 and of 1024.
 inline void short_rows(Report& report) {
   using Op = std::function<Tensor(const Tensor& x)>;
   const auto figure = [&](const char* op, double bar, const std::function<Op(std::int64_t)>& make) {
@@ -117,7 +117,7 @@ inline void short_rows(Report& report) {
         fmt::format("{} in rows of 64, over rows of 1024", op), bar, us[0] / us[1], "x",
         fmt::format("eager, 65,536 elements, {:.1f} and {:.1f} us a kernel", us[0], us[1]));
   };
-  // Of nothing but the row: any gradient of y will do.
+  // These ops are timed alone, so any gradient of y will do.
   const auto summed = [](const Tensor& y) { return sum(y); };
   figure("softmax", 1.5,
          [&](std::int64_t) { return [&](const Tensor& x) { return summed(x.softmax(-1)); }; });

@@ -1,7 +1,7 @@
 #pragma once
 
-// GPTs from a character model's size to GPT-2's: graph mode beside eager, in time and in memory
-// from the first call on, and what building their kernels takes.
+// GPTs from a character model's size to GPT-2's: graph mode against eager, in time and in memory
+// from the first call on, and the time to build their kernels.
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -25,7 +25,7 @@ struct Scale {
   std::int64_t batch;
   int rounds;                       // of timings
   double gain = 1.0, memory = 1.0;  // Bars: graph over eager, graph's memory to eager's.
-  bool limit = false;               // Whether the step's limit is one, too.
+  bool limit = false;               // Whether the step is also compared with its limit.
 
   std::string id() const { return fmt::format("{},{}", name, batch); }
 };
@@ -44,7 +44,7 @@ inline std::array<Scale, 6> scales() {
            {"12x768", gpt(50257, 256, 12, 12, 768), 1, 7}}};
 }
 
-// The step of train_gpt: AdamW, clipping, and no change where the loss or a gradient is not finite.
+// The step of train_gpt: AdamW, clipping, and no update if the loss or a gradient is not finite.
 class ScaledGpt {
  public:
   using Fn = std::function<Tensor(const Tensor&, const Tensor&)>;
@@ -87,7 +87,7 @@ inline Scale scale_named(const std::string& name) {
   throw std::invalid_argument("--scale: there is no model '" + name + "'");
 }
 
-// What a child process prints: megabytes handed out at most in each of the first calls, megabytes
+// Output of a child process: peak megabytes of tensors over the first four calls, megabytes
 // resident, seconds to build.
 inline int print_scale(const std::string& name, const std::string& mode) {
   manual_seed(1);
@@ -151,7 +151,7 @@ inline void scale_part(Report& report, int threads) {
     Turns turns;
     const int e = turns.add([&](std::int64_t n) { eager.run(n); });
     const int g = turns.add([&](std::int64_t n) { graph.run(n); });
-    graph.run(3);  // The first call walks, the second builds.
+    graph.run(3);  // The first call runs on the walker, the second builds.
     eager.run(3);
     if (!same_bits(eager.parameters(), graph.parameters())) {
       report.wrong(name + "the modes' parameters differ");

@@ -1,8 +1,8 @@
 #pragma once
 
-// The training steps that brrr and its peers make: where they start, who writes that for the peers,
-// and brrr's own run of one. bench_gpu and bench_steps measure them, peer_inputs.py and
-// peer_torch_steps.cpp read what they write.
+// The training steps that brrr and its peers run: their initial state, written to a file for the
+// peers, and brrr's own run of one. bench_gpu and bench_steps measure them, peer_inputs.py and
+// peer_torch_steps.cpp read the file.
 
 #include <brrr/brrr.h>
 #include <fmt/format.h>
@@ -23,12 +23,12 @@ struct StepMode {
   bool frozen;
 };
 
-// A training step: its name, what makes the model at its first weights, the batch.
+// A training step: its name, a factory for the model with its first weights, the batch.
 struct StepTask {
   std::string name, key;
   std::function<Learner()> make;
   Tensor x, y;
-  int64_t heads = 0;  // Of a GPT: the one size that its weights do not tell.
+  int64_t heads = 0;  // GPT only: cannot be derived from the weights.
 };
 
 inline StepTask mlp_task(int64_t batch) {
@@ -53,7 +53,7 @@ inline StepTask gpt_task(const models::GPTOptions& options, int64_t batch) {
           options.heads};
 }
 
-// For the peers: weights, under the model's own names, batches and heads.
+// The peers' input file: weights, under the model's own names, batches and heads.
 inline StateDict inputs_of(const std::vector<StepTask>& tasks) {
   StateDict inputs;
   for (const StepTask& task : tasks) {
@@ -67,7 +67,7 @@ inline StateDict inputs_of(const std::vector<StepTask>& tasks) {
   return inputs;
 }
 
-// A task on a device, the steps behind it whose losses are compared.
+// A task on a device; the constructor runs the steps whose losses are compared.
 class StepRun {
  public:
   StepRun(const StepTask& task, const StepMode& mode, Device device)
@@ -85,8 +85,8 @@ class StepRun {
     ++steps_;
     return trainer_.step(0);
   }
-  double steps() const { return static_cast<double>(steps_ - kLosses); }  // Beyond those compared.
-  // Back to the first weights, so that long runs stay where gradients are ordinary numbers.
+  double steps() const { return static_cast<double>(steps_ - kLosses); }  // Timed ones.
+  // Restores the first weights: many steps on one batch would drive gradients to denormals.
   void reset() {
     const NoGradGuard no_grad;
     std::vector<Tensor> now = trainer_.parameters();

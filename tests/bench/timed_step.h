@@ -1,8 +1,8 @@
 #pragma once
 
-// What programs in C++ that measure training steps for `./brrr bench --peers` share: their options,
-// the steps' names, how a step is timed. peer_inputs.py has the same for those in Python. C++17 and
-// nothing of brrr, for the peers.
+// Shared by the C++ programs that measure training steps for `./brrr bench --peers`: options, step
+// names, timing. peer_inputs.py is the Python counterpart. C++17 and independent of brrr, for the
+// peers.
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tests/bench/measure/timing.h"
-#include "tests/bench/words.h"
+#include "tests/bench/command_line.h"
 
 namespace brrr::bench {
 
@@ -26,7 +26,7 @@ struct StepsOptions {
   int threads = 1;
   double seconds = 0.5;
 
-  /// Whether the word is one of them, whose value this keeps.
+  /// If the word is one of these options, stores its value and returns true.
   bool take(Words& words) {
     return words.take("--only", only) || words.take("--json", json) ||
            words.take("--inputs", inputs) || words.take("--threads", threads) ||
@@ -44,16 +44,16 @@ inline std::string gpt_step_name(std::int64_t layers, std::int64_t width, std::i
 
 struct Timed {
   double seconds = 0;  // Of a step: the median of the samples.
-  double cores = 0;    // CPU time to time: how many cores were at work.
+  double cores = 0;    // CPU time over wall time: the number of busy cores.
 };
 
-// A program alone decides by its own clock.
+// A single process decides by its own clock.
 inline double own_clock(double seconds) { return seconds; }
 
 // Runs run.step() for `enough` seconds in samples, run.reset() before each. As in peer_inputs.py,
-// which says why: samples of about a fiftieth of a second, at most so many steps from the first
-// weights, and no fewer samples. Programs that run together must make as many steps: what decides
-// it is agree(seconds).
+// which says why: samples of about a fiftieth of a second, limited steps from the first weights,
+// and a minimum of samples. Processes that run together must make the same number of steps: agree()
+// turns a local duration into one that all of them use.
 template <class Run> Timed timed(Run& run, double enough, double (*agree)(double) = own_clock) {
   constexpr double sample_seconds = 0.02;
   constexpr std::int64_t most_steps = 100;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Steps with next to nothing to compute: what they take is overhead.
+// Steps with next to nothing to compute, so that they measure overhead.
 
 #include <brrr/brrr.h>
 
@@ -15,7 +15,7 @@ namespace brrr::bench {
 inline constexpr int chain_ops = 200;
 using ChainFn = std::function<Tensor(const Tensor&)>;
 
-// A step of x alone, in a graph mode recorded, built, perhaps frozen.
+// A step whose only argument is x; in a graph mode it is recorded, built and perhaps frozen.
 struct ChainStep {
   Tensor x;
   Step<ChainFn> step;
@@ -48,7 +48,7 @@ inline ChainFn chain_fn(bool gradient) {
 }
 
 // Six tiny parameters with SGD: as many externals and survivors as the MLP has, next to no kernel
-// time. What its kernels take is left in, so that the figure is an upper bound of the host's part.
+// time. Kernel time is included, so the figure is an upper bound of the host's part.
 inline ChainFn tiny_training_fn(int n = 6) {
   std::vector<Tensor> parameters;
   for (int k = 0; k < n; ++k) {

@@ -1,5 +1,5 @@
-# One folder built again and again from other sources, as a clone in an older one's place is, with
-# core/compiler_cache.cmake's ccache: no build is given what only an older one may use.
+# Builds one folder repeatedly from different sources, as when a clone replaces an older one, with
+# core/compiler_cache.cmake's ccache: no build may get an object of an older source.
 set(work "${BUILD_DIR}/cached")
 file(REMOVE_RECURSE "${work}")
 set(ENV{CCACHE_DIR} "${work}/cache")
@@ -13,7 +13,7 @@ function(build comment number line)
     "#pragma once\n// ${comment}\nstruct Number { enum { value = ${number} }; };\n")
   file(WRITE "${work}/source/main.cpp" "#include <cstdio>\n#include \"header.h\"\n"
     "int main() { std::printf(\"%d ${line}\", static_cast<int>(Number::value)); }\n")
-  # ccache keeps nothing that went into a header younger than the compiler's start.
+  # ccache does not cache a compilation whose header is younger than the compiler's start.
   execute_process(COMMAND "${CMAKE_COMMAND}" -E sleep 1.1)
   execute_process(COMMAND "${CMAKE_COMMAND}" -S "${work}/source" -B "${work}/source/build"
     -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${COMPILER}" "-DCOMPILER_CACHE=${COMPILER_CACHE}"

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <string>
 
-// The words of the error that f throws.
+// The message of the error that f throws.
 template <class F> std::string error_of(const F& f) {
   try {
     f();

@@ -5,7 +5,7 @@
 
 #include <cstdio>
 
-// Before main, in whatever order a linker chooses.
+// Runs before main, in any link order.
 static const brrr::Tensor early = brrr::ones({2}) + 1.0;
 static brrr::models::Linear layer(2, 3);
 

@@ -1,5 +1,5 @@
-// Row ops of a user's own whose lambdas leave operands out, choose between numbers, or give a
-// number where there are elements.
+// User-defined row ops whose lambdas omit operands, select between scalars, or give a scalar where
+// elements are expected.
 #include <brrr/brrr.h>
 #include <brrr/row.h>
 
@@ -10,7 +10,7 @@
 
 using namespace brrr;
 
-// A namespace with operators of its own, and one without `using namespace brrr`.
+// A namespace with operators of its own and without `using namespace brrr`.
 namespace app {
 struct Vector {
   float x;
@@ -26,7 +26,7 @@ const brrr::RowOp softmin{"app_softmin", "exp(min - x) / sum",
                           [](auto, auto y, auto g) { return y * (brrr::row::sum(g * y) - g); }};
 }  // namespace app
 
-// Ids that the gradient, or all of it, does not read.
+// Ids that the gradient, or part of it, does not read.
 const RowOp straight{"straight",
                      "2 x at the id, x elsewhere; its gradient passes",
                      Operands<Operand::Each, Operand::Id>{},
@@ -49,7 +49,7 @@ const RowOp two_ids{
     Operands<Operand::Each, Operand::Id, Operand::Id>{},
     {"x", "a", "b"},
     [](auto x, auto a, auto b) { return row::pick(m::where(row::is_at(b), x * 2.0, x), a); }};
-// Numbers of both branches, in the first order and in a gradient.
+// Scalars of both branches, in the first derivative and in a gradient.
 const RowOp bent{"bent", "a x^2, a 0.1 beyond 1/4 and 0.3 up to it",
                  [](auto x) { return m::where(x > 0.25, 0.1, 0.3) * x * x; }};
 const RowOp large{"large", "1e300 x or -1e300 x",
@@ -60,7 +60,7 @@ const RowOp bent_gradient{
     [](auto x, auto, auto g) { return m::where(x > 0.25, 0.2, 0.6) * x * g; }};
 const RowOp binarize{"binarize", "1 above 0, else -1",
                      [](auto x) { return m::where(x > 0.0, 1.0, -1.0); }};
-// A gradient that reads no operand but the number.
+// A gradient that reads no operand but the scalar.
 const RowOp softcap{"softcap",
                     "c tanh(x / c)",
                     Operands<Operand::Each, Operand::Scalar>{},
@@ -70,7 +70,7 @@ const RowOp softcap{"softcap",
                       const auto t = y / c;
                       return g * (1.0 - t * t);
                     }};
-// Sums over rows of what elements, or rows, have in common.
+// Sums over rows of values that elements, or rows, share.
 const RowOp row_sums{"row_sums",
                      "sum(x + b)",
                      Operands<Operand::Each, Operand::Bias>{},
@@ -85,7 +85,7 @@ const RowOp counted{"counted",
                     {"x", "n"},
                     [](auto x, auto n) { return row::total(row::sum(x) * 0.0 + n); }};
 
-// Results that are what the rows share, or sums over them, with a gradient of their own.
+// Results that the rows share, or sums over them, with user-defined gradients.
 const RowOp only_shared{"only_shared",
                         "w in each row",
                         Operands<Operand::Each, Operand::Weight>{},
@@ -109,14 +109,14 @@ const RowOp standardised{"standardised", "(x - mean) sqrt(n - 1) / sqrt(sum((x -
                            return d * m::sqrt(n) * m::rsqrt(row::sum(m::square(d)));
                          }};
 
-// A row without elements has a largest one, too, and so has a number of it: to its gradient as to
-// its value.
+// The maximum of a row without elements, and a per-row scalar of one, are defined, for the gradient
+// as for the value.
 const RowOp largest{"largest",
                     "the sum of the rows' largest elements, times n",
                     Operands<Operand::Each, Operand::Number>{},
                     {"x", "n"},
                     [](auto x, auto n) { return row::total(row::max(row::max(x))) * n; }};
-// Its gradient does not tell how it depends on that of the result.
+// Its gradient does not state how it depends on the gradient of the result.
 const RowOp forgetful{"forgetful", "x^2", [](auto x) { return x * x; },
                       [](auto x, auto, auto g) { return 2.0 * x * m::constant(g); }};
 
@@ -135,7 +135,7 @@ static int check_ids() {
   const auto once = grad({straight(x * x, tensor({0, 1})).sum()}, {x}, {.create_graph = true});
   CHECK(grad({once[0].sum()}, {x})[0].to_vector<float>() == std::vector<float>(4, 2));
   CHECK(unread(x, none).detach().to_vector<float>() == x.detach().to_vector<float>());
-  // Without rows, a place is the one there is.
+  // A 0-d tensor has a single position.
   const Tensor one = tensor(3.0).set_requires_grad();
   picked(one, tensor(0)).backward();
   CHECK(one.grad().item<double>() == 2.0);
@@ -146,7 +146,7 @@ static int check_ids() {
   return 0;
 }
 
-// Kernels that are made for a step read ids as those of the library do.
+// Kernels generated for a step read ids as the library's kernels do.
 static int check_two_ids() {
   const Tensor x = randn({3, 1000}), a = tensor({1, 2, 999}), b = tensor({0, 2, 1});
   const auto f = [&] { return two_ids(x * 1.5, a, b) + 1.0; };
@@ -171,7 +171,7 @@ static int check_numbers() {
   return 0;
 }
 
-// Pointwise ops: integers among the operands, constants, what is computed in float64.
+// Pointwise ops: integer operands, constants, formulas computed in float64.
 const PointwiseOp by_count{"by_count",
                            "x^2 n^2",
                            {},
@@ -180,7 +180,7 @@ const PointwiseOp by_count{"by_count",
 const PointwiseOp exact{
     "exact", "x + 1e8 - 1e8", {.wide = true}, [](auto x) { return (x + 1e8) - 1e8; }};
 
-// An operand that is made, one too many and one too few.
+// A generated operand, one operand too many and one too few.
 const NumberOp ramp{"ramp", "x times its place", {}, Integers<0, kNumber>{}, [](auto x, auto i) {
                       return x * m::like(x, i);
                     }};
@@ -210,7 +210,7 @@ static int check_pointwise() {
   return 0;
 }
 
-// A leaf that only the tape still knows, one use of which has no gradient, ends with its edges.
+// A leaf that only the tape references, one use of which has no gradient, dies with its edges.
 static int check_leaf() {
   const Tensor v = ones({1000}).set_requires_grad();
   Tensor loss;
@@ -264,7 +264,7 @@ int main() {
   const auto r = gradcheck([](const std::vector<Tensor>& v) { return forgetful(v[0]); }, {a},
                            {.second_order = true});
   CHECK(!r);
-  // What is wanted is as exact as its operand.
+  // The requested gradient is as exact as its operand.
   const Tensor x = randn({2, 3}).set_requires_grad(), y = ones({2, 3}, kBFloat16);
   times(x, y).backward(full({2, 3}, 1.0009765625));
   CHECK(x.grad().to_vector<float>() == std::vector<float>(6, 1.0009765625f));

@@ -1,4 +1,4 @@
-// Row ops of a user's own: values, gradients of both orders, both modes.
+// User-defined row ops: values, gradients of both orders, both modes.
 #include <brrr/brrr.h>
 #include <brrr/row.h>
 
@@ -38,7 +38,7 @@ const RowOp shifted{
       return x + a;
     }};
 
-// Folds of what a row has one of count it as often as the row has elements.
+// A fold of a per-row scalar counts it once for each element of the row.
 const RowOp nested{
     "nested",
     "x times the sum of p, and the mean of the sum",
@@ -48,7 +48,7 @@ const RowOp nested{
 const RowOp fused{"fused", "x^3 + 1, each product and sum as one",
                   [](auto x) { return m::fma(m::square(x), x, 1.0); }};
 
-// Gradients that read no elements, are a number of each row, or are not given.
+// Gradients that read no elements, are a per-row scalar, or are not given.
 const RowOp row_sum{"row_sum", "sum", [](auto x) { return row::sum(x); },
                     [](auto, auto, auto g) { return g; }};
 const RowOp weighted{"weighted",
@@ -69,7 +69,7 @@ const RowOp class_weighted{"class_weighted",
                              const auto lp = x - m::log(row::sum(m::exp(x)));
                              return -(row::pick(lp, id) * row::pick(w, id));
                            }};
-// A gradient of elements for each operand, of which a call may want some.
+// An elementwise gradient for each operand, of which a call may need only some.
 const RowOp product{"product", "x y z", [](auto x, auto y, auto z) { return x * y * z; },
                     [](auto x, auto y, auto z, auto, auto g) {
                       return std::tuple(g * y * z, g * x * z, g * x * y);
@@ -92,7 +92,8 @@ static int check_operands() {
   CHECK(fails([&] { scaled(a, full({1, 1}, 2.0), n); }, "scaled: p is float32[1, 1], but takes"));
   CHECK(fails([&] { scaled(a, a, n); }, "scaled: p is float32[2, 3], but takes a number for each"));
   CHECK(fails([&] { scaled(a, none, n); }, "scaled: p is undefined"));
-  CHECK(fails([&] { scaled(a, p, p); }, "scaled: n is float32[2, 1], but takes a single number"));
+  CHECK(fails([&] { scaled(a, p, p); },
+              "scaled: n is float32[2, 1], but takes a single number; use reshape({})"));
   CHECK(fails([&] { scaled(a, p); }, "scaled: takes 3 operands, got 2"));
   CHECK(fails([&] { picked(a, none); }, "picked: id is undefined"));
   CHECK(fails([&] { picked(a, tensor({0, 3})); }, "id 3 at position 1 is out of range"));
@@ -139,7 +140,7 @@ static int check_wanted(Mode mode) {
   return 0;
 }
 
-// A number that varies, `a` of shifted, is read on each call: it needs two recordings.
+// `a` of shifted, a scalar that varies, is read on each call, so two recordings are needed.
 static Tensor train(Mode mode) {
   manual_seed(1);
   const Tensor w = randn({6, 5}).set_requires_grad(), x = randn({40, 5}), t = sign(randn({40, 6}));
@@ -159,7 +160,7 @@ static Tensor train(Mode mode) {
   return mode == Mode::Graph && step.stats().recordings > 2 ? Tensor() : w.detach();
 }
 
-// A name with quotes leaves DOT what it is.
+// A name with quotes does not break the DOT output.
 static int check_picture() {
   auto step = brrr::step([](const Tensor& x) { return quoted(x); });
   step(ones({2, 3}));

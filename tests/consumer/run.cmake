@@ -1,6 +1,6 @@
 # Installs BUILD_DIR into a fresh prefix, builds the project beside this file against it, runs it.
 set(work "${BUILD_DIR}/consumer")
-set(prefix "${work}/a, prefix")  # What linkers and shells would split.
+set(prefix "${work}/a, prefix")  # Characters that linkers and shells would split.
 file(REMOVE_RECURSE "${work}")
 set(ENV{CMAKE_PREFIX_PATH} "${PREFIXES}:$ENV{CMAKE_PREFIX_PATH}")
 function(run)
@@ -13,7 +13,7 @@ run("${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${work}/build" -G "${G
   "-Dbrrr_ROOT=${prefix}")
 run("${CMAKE_COMMAND}" --build "${work}/build" --config "${CONFIG}")
 run("${work}/build/consumer")
-# The installed module is found. (Not where a sanitizer opens it, which knows no path of the program.)
+# The installed module is found. (Not under a sanitizer, whose dlopen ignores the program's rpath.)
 if(MPIEXEC AND NOT FLAGS MATCHES "-fsanitize")
   run(bash "${CMAKE_CURRENT_LIST_DIR}/../dist/launch.sh" "${MPIEXEC}" 2 "${work}/build/consumer")
 endif()

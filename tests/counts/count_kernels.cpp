@@ -1,5 +1,5 @@
-// Kernels one by one, for counts.py. Under callgrind, which begins without collecting, each is a
-// dump of its own that has the kernel's name; else each is a line of what brrr::Profile says.
+// Runs kernels one by one, for counts.py. Under callgrind, which begins without collecting, each
+// kernel is a separate dump with its name; otherwise each prints the figures of brrr::Profile.
 #include <brrr/brrr.h>
 
 #include <fmt/format.h>
@@ -15,21 +15,21 @@ using namespace brrr;
 
 namespace {
 
-// Large enough that what comes before and after a loop does not count, small enough for valgrind.
+// Large enough that code before and after a loop is negligible, small enough for valgrind.
 constexpr int64_t kMany = 1 << 16, kRows = 32, kLength = 4096;
 
 using Call = std::function<void()>;
-std::string wanted;  // Is in the names of the kernels that are counted.
+std::string wanted;  // Kernels whose names contain it are counted.
 
-// What is known of a kernel beside its row.
-struct Beside {
-  double again = 0;      // Operations that the CPU rather does again than keeps a result for.
-  bool streams = false;  // It reads and writes its operands, and keeps nothing in memory.
+// Properties of a kernel that its row does not state.
+struct Extra {
+  double recomputed = 0;  // Operations that the CPU recomputes instead of keeping a result.
+  bool streams = false;   // Reads and writes its operands, and keeps nothing in memory.
 };
-constexpr Beside kStreams{.streams = true};
+constexpr Extra kStreams{.streams = true};
 
-// The third call: by then a step replays and memory is there.
-void count(const std::string& name, const Call& call, Beside beside = {}) {
+// Counts the third call: by then a step replays and memory is allocated.
+void count(const std::string& name, const Call& call, Extra extra = {}) {
   if (name.find(wanted) == name.npos) return;
   for (int k = 0; k < 2; ++k) call();
   if (RUNNING_ON_VALGRIND) {
@@ -45,29 +45,29 @@ void count(const std::string& name, const Call& call, Beside beside = {}) {
     call();
     for (const ProfileRow& row : profile.rows()) flops += row.flops, bytes += row.bytes;
   }
-  fmt::print("{}\t{}\t{}\t{}\n", name, flops, beside.again, beside.streams ? bytes : 0);
+  fmt::print("{}\t{}\t{}\t{}\n", name, flops, extra.recomputed, extra.streams ? bytes : 0);
 }
 
-void count_step(const std::string& name, const std::function<Tensor()>& fn, Beside beside = {}) {
+void count_step(const std::string& name, const std::function<Tensor()>& fn, Extra extra = {}) {
   auto step = brrr::step(fn, {.require_graph = true, .build_at_first_call = true});
   count(
-      name, [&] { step(); }, beside);
+      name, [&] { step(); }, extra);
 }
 
-// Both ways.
-void count_both(const std::string& name, const std::function<Tensor()>& fn, Beside beside = {}) {
-  count(name, fn, beside);
-  count_step(name + ", graph", fn, beside);
+// Eagerly and in graph mode.
+void count_both(const std::string& name, const std::function<Tensor()>& fn, Extra extra = {}) {
+  count(name, fn, extra);
+  count_step(name + ", graph", fn, extra);
 }
 
-// Every function of m:: by the op that is nothing else. Arguments are usual ones: none that
-// sine and cosine are slower for.
+// Every function of m:: by the op that consists of it alone. Arguments are in the common range, in
+// which sine and cosine take the fast path.
 void functions() {
   const Tensor x = rand({kMany}) * 2.0 - 1.0, y = rand({kMany}) + 0.5;
   using Function = Tensor (*)(const Tensor&);
-  const auto one = [](const char* name, Function f, const Tensor& at, Beside beside = {}) {
+  const auto one = [](const char* name, Function f, const Tensor& at, Extra extra = {}) {
     count(
-        name, [&] { f(at); }, beside);
+        name, [&] { f(at); }, extra);
   };
   one("exp", exp, x);
   one("expm1", expm1, x);
@@ -75,7 +75,7 @@ void functions() {
   one("log1p", log1p, x);
   one("sqrt", sqrt, y, kStreams);
   one("rsqrt", rsqrt, y);
-  one("sin", sin, x);  // They read x once more than by their row, from the first cache.
+  one("sin", sin, x);  // They read x once more than their row states, from L1.
   one("cos", cos, x);
   one("tanh", tanh, x);
   one("sigmoid", sigmoid, x);
@@ -107,37 +107,39 @@ void pointwise() {
   count_both("where(a > b)", [&] { return where(gt(a, b), a, c); });
 }
 
-// The gradients of x and of what else f depends on.
+// The gradients of x and of the other inputs of f.
 void count_gradient(const std::string& name, const std::vector<Tensor>& leaves,
-                    const std::function<Tensor()>& f, Beside beside = {}) {
+                    const std::function<Tensor()>& f, Extra extra = {}) {
   for (const Tensor& t : leaves) t.set_requires_grad();
   const Tensor y = f(), g = randn(y.sizes());
   count(
-      name, [&] { grad({y}, leaves, {.retain_graph = true}, {g}); }, beside);
+      name, [&] { grad({y}, leaves, {.retain_graph = true}, {g}); }, extra);
 }
 
-// A pass over the elements computes anew what is cheap: x - mean, g * weight and the like.
-constexpr Beside again(double each) { return {.again = each * kRows * kLength}; }
+// A pass over the elements recomputes cheap values: x - mean, g * weight and the like.
+constexpr Extra recomputed(double each) { return {.recomputed = each * kRows * kLength}; }
 
 void rows() {
   const Tensor x = randn({kRows, kLength}), w = randn({kLength}), b = randn({kLength});
   const Tensor ids = randint(0, kLength, {kRows});
-  // Of each chunk four vectors of sums are made one number: 80 additions, in lanes nobody reads
-  // too.
-  count_both("sum", [&] { return x.sum(); }, {.again = 80.0 * kRows * kLength / vx::kFoldChunk});
+  // In each chunk four vectors of sums are reduced to a scalar: 80 additions, including those in
+  // unused lanes.
+  count_both("sum", [&] { return x.sum(); },
+             {.recomputed = 80.0 * kRows * kLength / vx::kFoldChunk});
   count_both("softmax", [&] { return softmax(x, -1); });
   count_both(
-      "log_softmax", [&] { return log_softmax(x, -1); }, again(1));
+      "log_softmax", [&] { return log_softmax(x, -1); }, recomputed(1));
   count_both(
-      "layer_norm", [&] { return layer_norm(x, {kLength}, w, b); }, again(1));
+      "layer_norm", [&] { return layer_norm(x, {kLength}, w, b); }, recomputed(1));
   count_both("rms_norm", [&] { return rms_norm(x, {kLength}, w); });
   count_both("cross_entropy", [&] { return cross_entropy(x, ids); });
   count_gradient("gelu, backward", {x}, [&] { return gelu(x); });
   count_gradient("softmax, backward", {x}, [&] { return softmax(x, -1); });
   count_gradient(
-      "layer_norm, backward", {x, w, b}, [&] { return layer_norm(x, {kLength}, w, b); }, again(4));
+      "layer_norm, backward", {x, w, b}, [&] { return layer_norm(x, {kLength}, w, b); },
+      recomputed(4));
   count_gradient(
-      "rms_norm, backward", {x, w}, [&] { return rms_norm(x, {kLength}, w); }, again(2));
+      "rms_norm, backward", {x, w}, [&] { return rms_norm(x, {kLength}, w); }, recomputed(2));
 }
 
 void products() {
@@ -164,7 +166,8 @@ void updates() {
       return p.grad();
     };
     // Eagerly the three operations on rates and decay are done for each vector.
-    graph ? count_step("AdamW, graph", update) : count("AdamW", update, {.again = 3.0 * kMany});
+    graph ? count_step("AdamW, graph", update)
+          : count("AdamW", update, {.recomputed = 3.0 * kMany});
   }
 }
 

@@ -1,5 +1,5 @@
-// Exchanges between GPUs: emulated devices, which send to each other by a stand-in for NCCL or,
-// without it, go through pinned memory.
+// Exchanges between GPUs: emulated devices, which communicate by a stand-in for NCCL or, without
+// it, through pinned memory.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
@@ -10,7 +10,7 @@
 
 #include "ops/kinds/device_exchange.h"
 #include "tests/emulator_calls.h"
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 using namespace brrr;
 using test::error_of;
@@ -21,8 +21,8 @@ Tensor numbers(int64_t n, int series) {
   return ((arange(static_cast<double>(n)) * 0.37 + series * 1.7).sin() * 100.0).to(kFloat32);
 }
 
-// The gradient of each parameter is its input, times its own square: nothing that a device computes
-// otherwise than the CPU. Sizes divide among no number of ranks.
+// The gradient of each parameter is its input times its own square, which a device computes with
+// the same bits as the CPU. No size is divisible by the number of ranks.
 struct Squares : models::Module {
   std::vector<Tensor> all;
   explicit Squares(Device device) {
@@ -112,7 +112,7 @@ TEST_SUITE("device") {
     const auto before = test::counters();
     const Tensor last = step(x);
     const auto after = test::counters();
-    if (!after) return;  // A GPU.
+    if (!after) return;  // A real GPU has no counters.
     CHECK(after->graph_launches - before->graph_launches == 1);
     CHECK(after->groups == before->groups);
     CHECK(after->kernels == before->kernels);
@@ -138,12 +138,12 @@ TEST_SUITE("device") {
     if (!after) return;
     CHECK(after->groups - before->groups == 3 * 2);  // Three buckets; their shares, their sums.
     CHECK(after->allocations == before->allocations);
-    CHECK(after->copies - before->copies == 1);  // The note that synchronize() reads.
+    CHECK(after->copies - before->copies == 1);  // The word that synchronize() reads.
   }
 
   TEST_CASE("device: a captured step's messages keep their memory when another needs more of it") {
     if (!linked()) return;
-    // Steps use different parameters of one bucket; what the first one receives is less.
+    // Steps use different parameters of one bucket; the first one receives less.
     struct Two : models::Module {
       Tensor small = register_parameter("small", ones({15000}).to(kCUDA));
       Tensor other = register_parameter("other", ones({5000}).to(kCUDA));
@@ -168,7 +168,7 @@ TEST_SUITE("device") {
     const Tensor x = full({90000}, 1.0 + dist::rank()).to(kCUDA);
     for (int i = 0; i < 4; ++i) some(x);
     for (int i = 0; i < 4; ++i) everything(x);
-    std::vector<Tensor> own;  // In what was given back, if anything was.
+    std::vector<Tensor> own;  // In returned memory, if any was returned.
     for (int i = 0; i < 24; ++i) own.push_back(full({20000}, 7.0).to(kCUDA));
     const auto recordings = some.stats().recordings;
     some(x);
@@ -191,7 +191,7 @@ TEST_SUITE("device") {
         opt.step();
       });
       for (int i = 0; i < 8; ++i) {
-        // The capture of the second call.
+        // The second call captures.
         if (dist::rank() == 0) fail_at(i == 1 ? at : 0);
         if (i == 5 && dist::rank() == 1) {
           const Profile watched;
@@ -211,7 +211,7 @@ TEST_SUITE("device") {
     }
   }
 
-  // Ends the run: somebody waits for the GPU, which the stand-in would let wait for longer.
+  // Ends the run: a rank waits for the GPU, which the stand-in would allow for longer.
   TEST_CASE("zz stuck: a rank that does not come ends the run of those whose GPU waits") {
     if (!linked()) return;
     const Tensor x = ones({4}, kFloat32, kCUDA);
@@ -221,7 +221,7 @@ TEST_SUITE("device") {
     dist::all_reduce(x).to(kCPU);
   }
 
-  // The last: messages that have failed once fail ever after.
+  // Must be last: once messages have failed, all later ones fail.
   TEST_CASE("zz device: a peer that sends another size is an error in words on every rank") {
     if (!linked() || !test::counters()) return;
     const int64_t n = dist::rank() == 0 ? 4 : 6;

@@ -15,7 +15,7 @@
 #include "tests/sanitizer.h"
 #include "tests/threads.h"
 
-// Of all threads. A sanitizer has its own.
+// Heap calls of all threads. Sanitizers have their own malloc.
 #if !BRRR_ASAN && !BRRR_TSAN
 static std::atomic<uint64_t> heap_calls{0};
 
@@ -177,7 +177,7 @@ TEST_CASE(
   }
 }
 
-// One rank alone computes what the others would, pass by pass, with the streams of their passes.
+// One process computes all ranks' passes one after the other, with the same random streams.
 TEST_CASE("DataParallel: N ranks of P passes give the bits of N P passes of one process") {
   for (int way = 0; way < 12; ++way) {
     const int passes = way % 4 < 2 ? 1 : 3, shard = way / 4;
@@ -241,7 +241,7 @@ TEST_CASE("DataParallel: each rank keeps its part of the state, and rank 0 saves
       CHECK(state.size() == expected.size());
       for (const auto& e : expected) CHECK_MESSAGE(same_bits(state.at(e.first), e.second), e.first);
     }
-    // An even part, but for what one small parameter makes.
+    // An even share, but for the imbalance of one small parameter.
     const double part =
         static_cast<double>(run->opt.state_bytes()) / static_cast<double>(whole->opt.state_bytes());
     if (shard > 0) CHECK(part < 1.3 / ranks() + 0.05);
@@ -251,7 +251,7 @@ TEST_CASE("DataParallel: each rank keeps its part of the state, and rank 0 saves
     if (shard < 2) CHECK(kept == all);
     if (shard == 2) CHECK(static_cast<double>(kept) < 1.3 * static_cast<double>(all) / ranks());
 
-    // It goes on from the whole, whoever has made it.
+    // Resumes from the whole state, whichever sharding wrote it.
     const auto next = make(shard);
     next->net.load_state_dict(whole->net.state_dict());
     next->opt.load_state_dict(expected);
@@ -295,9 +295,9 @@ TEST_CASE("DataParallel: a backward pass that would not be exchanged is refused"
   const Tensor loss = run.ddp(x).square().mean();
   loss.backward({}, true);
   if (ranks() == 1) return loss.backward();
-  CHECK(error_of([&] { loss.backward(); }).find("go backward once") != std::string::npos);
+  CHECK(error_of([&] { loss.backward(); }).find("call backward() once") != std::string::npos);
   run.train(x);
-  Net other;  // Another model's is its own affair.
+  Net other;  // Another model is not affected.
   other(x).mean().backward();
   Run next(1, true, 0);
   next.train(x);
@@ -316,7 +316,7 @@ TEST_CASE("DataParallel: an optimiser that was there before it is refused") {
 }
 
 TEST_CASE("DataParallel: a step moves 2 (N - 1) / N of the gradients' bytes, and no more") {
-  if (ranks() == 1 || checks()) return;  // The calls' names are sent, too.
+  if (ranks() == 1 || checks()) return;  // With checks, the calls' names are sent, too.
   manual_seed(5);
   Run run(1, true, 0);
   auto step = brrr::step([&](const Tensor& x) { return run.train(x); });
@@ -362,12 +362,12 @@ TEST_CASE("DataParallel: a recorded step that throws between its passes has chan
 
 #if !BRRR_ASAN && !BRRR_TSAN
 TEST_CASE("DataParallel: a replay with its exchange allocates nothing from the heap") {
-  if (checks()) return;  // The calls' names are messages of their own.
+  if (checks()) return;  // With checks, the calls' names are separate messages.
   for (const int shard : {0, 1, 2}) {
     CAPTURE(shard);
     manual_seed(5);
     Run run(1, true, 700, shard);
-    run.clips = false;  // A norm of what each rank has a part of is a call with a job of its own.
+    run.clips = false;  // The norm of sharded gradients is a call with a job of its own.
     auto step = brrr::step([&](const Tensor& x) { return run.train(x); }, {.require_graph = true});
     const Tensor x = of_rank(dist::rank(), {8, 12}, kFloat32) * 0.01;
     step(x);
@@ -380,7 +380,7 @@ TEST_CASE("DataParallel: a replay with its exchange allocates nothing from the h
 }
 #endif
 
-// The last ones, each in a run of its own: what has gone wrong once stays so.
+// The last ones, each in a run of its own, because a failed run stays failed.
 TEST_CASE("zz: BRRR_DIST_CHECK: calls that differ are both named on every rank") {
   if (ranks() == 1 || !checks()) return;
   const Tensor x = ones({4}), y = ones({2, 3});

@@ -1,5 +1,5 @@
 #pragma once
-// What cases of several processes train.
+// Models and data for cases of several processes.
 #include <brrr/brrr.h>
 
 #include <cstdlib>
@@ -7,17 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "tests/said.h"
+#include "tests/error_text.h"
 
 namespace brrr::dist_cases {
 
 using test::error_of;
 
-extern int threads_before_init;  // That take SIGTERM.
+extern int threads_before_init;  // Threads that accept SIGTERM.
 
 inline int64_t ranks() { return dist::size(); }
 
-// Rank r's tensor of a series: nothing that adds up exactly.
+// Rank r's tensor of a series, with values whose sums are inexact.
 inline Tensor of_rank(int r, const IntList& sizes, DType dtype) {
   int64_t n = 1;
   for (int64_t s : sizes) n *= s;
@@ -25,7 +25,7 @@ inline Tensor of_rank(int r, const IntList& sizes, DType dtype) {
   return x.view(sizes).to(dtype);
 }
 
-// The sum as one process takes it that makes the passes one after the other.
+// The sum as one process computes it that makes the passes one after the other.
 inline Tensor sum_of_all(const IntList& sizes, DType dtype) {
   Tensor sum = of_rank(0, sizes, dtype).clone();
   for (int r = 1; r < dist::size(); ++r) sum.add_(of_rank(r, sizes, dtype));
@@ -46,7 +46,7 @@ inline std::vector<char> bytes_of(const models::Module& m) {
   return all;
 }
 
-// Two uses of one weight, one parameter that only some steps use, dropout.
+// A weight that is used twice, a parameter that only some steps use, dropout.
 struct Net : models::Module {
   models::Linear in{12, 16}, out{16, 12}, rare{12, 12};
   models::Dropout drop{0.25};
@@ -64,7 +64,7 @@ struct Net : models::Module {
   }
 };
 
-// Its gradient is of one parameter of two.
+// Only one of its two parameters has a gradient.
 struct Two : models::Module {
   models::Linear a{2, 2}, b{2, 2};
   bool first = true;
@@ -88,7 +88,7 @@ struct Run {
         opt(net.parameters(), {.lr = 1e-2}) {
     net.use_rare = rare;
   }
-  // The rows of x are those of as many passes.
+  // x has the rows of all passes.
   Tensor train(const Tensor& x) {
     opt.zero_grad();
     Tensor loss;

@@ -1,4 +1,4 @@
-// What goes wrong on one rank, or takes long there, is known to all.
+// A failure or a delay on one rank is reported on all ranks.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -64,7 +64,7 @@ TEST_CASE("save_checkpoint: all ranks find the file when it returns, or all thro
   }
   const std::string said = error_of([&] { save_checkpoint(dir.path + "none/ck", state); });
   CHECK_MESSAGE(said.find("/none/") != std::string::npos, said);
-  if (dist::rank() == 0) state.step = -1;  // What is wrong with the state of the one that writes.
+  if (dist::rank() == 0) state.step = -1;  // The state of the writing rank is invalid.
   const std::string wrong = error_of([&] { save_checkpoint(dir.path + "ck", state); });
   CHECK_MESSAGE(wrong.find("the step is -1") != std::string::npos, wrong);
 }
@@ -88,11 +88,11 @@ TEST_CASE("load_checkpoint: ranks that have different files are named, and nothi
   const bool odd = dist::rank() == 1;
   metadata["brrr.step"] = odd ? "5" : "4";
   save(own, dict, metadata);
-  refused("rank 1 has another file there than rank 0; the ranks must read the same");
+  refused("rank 1 reads another file than rank 0; the ranks must read the same");
   metadata["brrr.step"] = "4";
   if (odd) dict["model.weight"] = dict["model.weight"] * 2.0;
   save(own, dict, metadata);
-  refused("rank 1 has another file there than rank 0");
+  refused("rank 1 reads another file than rank 0");
   if (odd) std::filesystem::remove(own);
   refused(odd ? "No such file" : "rank 1 cannot load it");
 }
@@ -135,7 +135,7 @@ static std::shared_ptr<dist::Job> share_job(const char* what, int tag, char* byt
 
 TEST_CASE("zz fault: a job that nobody waits for, and whose peer does not come") {
   auto& e = dist::Exchange::get();
-  static char bytes[2];  // It is still under way when the case ends.
+  static char bytes[2];  // Still in flight when the case ends.
   const int tag = e.reserve_tags(2) + dist::rank();
   e.start(share_job("the lost one", tag, bytes));
 }
@@ -154,7 +154,7 @@ TEST_CASE("zz fault: a collective of its own while the others are in a bucket") 
     }
   });
   std::fprintf(stderr, "rank %d: %s\n", dist::rank(), said.c_str());
-  sleep_s(2);  // Whoever ends first ends the other.
+  sleep_s(2);  // The rank that ends first ends the other.
 }
 
 TEST_CASE("zz fault: a step that one rank alone verifies") {

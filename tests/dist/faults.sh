@@ -1,6 +1,6 @@
 #!/bin/bash
-# faults.sh <mpirun> <programs> [kills]: processes are killed at random moments. Every run ends by
-# itself, says so, and its checkpoint leads to the bits of a run that nobody has disturbed.
+# faults.sh <mpirun> <programs> [kills]: kills processes at random moments. Every run must end by
+# itself, report why, and leave a checkpoint that leads to the bits of an undisturbed run.
 set -euo pipefail
 mpirun="$1" bin="$2" kills="${3:-${BRRR_LONG_TESTS:+50}}"
 kills="${kills:-3}"
@@ -43,8 +43,8 @@ for (( i = 0; i < kills; ++i )); do
   for (( t = 0; t < 150; ++t )); do [[ -n "$(processes)" ]] || break; sleep 0.1; done
   took=$(( ($(date +%s%N) - begin) / 1000000 ))
   [[ -z "$(processes)" ]] || fail "kill $i: the run goes on after 15 s"
-  # Open MPI's launcher may lock itself out where a process is killed while it connects (PMIx 4.2
-  # waits for its own mutex in PMIx_server_finalize); the processes have ended then.
+  # Open MPI's launcher may deadlock if a process is killed while it connects (PMIx 4.2 waits for
+  # its own mutex in PMIx_server_finalize); the processes have ended by then.
   timeout 5 tail --pid="$run" -f /dev/null || { stuck=$((stuck + 1)); kill -9 "$run"; }
   wait "$run" || status=$?
   (( took < 10000 )) || fail "kill $i: ended only after $took ms"

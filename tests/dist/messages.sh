@@ -1,6 +1,6 @@
 #!/bin/bash
-# messages.sh <mpirun> <programs>: what goes wrong on one rank, before, after and beside the
-# exchanges, ends the run soon, with one message that says where and why.
+# messages.sh <mpirun> <programs>: a failure on one rank, before, after or during exchanges, ends
+# the run soon, with one message that says where and why.
 set -euo pipefail
 mpirun="$1" bin="$2"
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 export BRRR_NUM_THREADS=1 BRRR_DIST_LIMIT=30
 fail() { echo "FAILED: $*"; exit 1; }
 
-# ends <seconds> <expected message> <command...>: on two ranks or $ranks, not well.
+# ends <seconds> <expected message> <command...>: on two ranks or $ranks; must fail.
 ends() {
   local most="$1" words="$2" begin=$SECONDS status=0
   shift 2
@@ -19,7 +19,7 @@ ends() {
   (( SECONDS - begin <= most )) || fail "ended only after $((SECONDS - begin)) s: $words"
   grep -aEo -m 1 -- "$words.*" "$work/ranks"
 }
-# on_rank_1 <what> [else]: bash's part of a command that does so before the program, or instead of it.
+# on_rank_1 <what> [else]: shell code that runs this before the program, or instead of it.
 on_rank_1() {
   echo "if [[ \${OMPI_COMM_WORLD_RANK:-\${PMI_RANK:-}} == 1 ]]; then $1; else ${2:-:}; fi;" \
     'exec "$0" "$@"'
@@ -52,11 +52,11 @@ collectives_that_differ() {
     BRRR_DIST_CHECK=1 BRRR_DIST_LIMIT=2 ends 15 "waited 2 s for rank $which .BRRR_DIST_LIMIT sets" \
       "$tests" --test-case="zz fault: a collective*"
   done
-  BRRR_DIST_LIMIT=2 ends 15 "verify_every, which with its mode has to be alike on all ranks" \
+  BRRR_DIST_LIMIT=2 ends 15 "verify_every, which with its mode must be the same on all ranks" \
     "$tests" --test-case="zz fault: a step*"
 }
 
-# What the programs find wrong. The first process says what all have; one's own is kept.
+# Errors that the programs detect. The first process reports those that all have; others are kept.
 programs() {
   ends 10 "rank 0 has nothing wrong, rank 1 has .*--nonsense" \
     bash -c "$(on_rank_1 'set -- "$@" --nonsense')" "${mlp[@]}"
@@ -70,7 +70,7 @@ programs() {
     "$bin/train_gpt" --data "$work/one.txt" --steps 5 --layers 1 --width 32 --eval-batches 1
 }
 
-# Two weights of one pixel and its neighbour are so large that some images overflow: one of rank 1.
+# Two weights of a pixel and its neighbour are so large that some images overflow: one of rank 1.
 loss() {
   run() { bash "$here/launch.sh" "$mpirun" 2 "$@" >"$work/ranks" 2>&1 || { cat "$work/ranks"; exit 1; }; }
   run "${mlp[@]}" --stop-at 2 --save "$work/ck"
@@ -83,7 +83,7 @@ loss() {
     --mode eager --log-every 1
 }
 
-# --threads counts, and leaves the processors to who has asked for it.
+# --threads takes effect; with 0, an empty BRRR_NUM_THREADS gives the default, as an unset one.
 threads() {
   count='"$0" "$@" >/dev/null & sleep 2; grep Threads "/proc/$!/status"; kill -9 $!; exit 0'
   count_of() {
@@ -99,7 +99,7 @@ threads() {
   [[ -n "$none" && "$none" == "$empty" ]] || fail "BRRR_NUM_THREADS=: $empty threads, without it $none"
 }
 
-# Launchers share no folder, and leave none.
+# Launchers share no folder, and leave none behind.
 folders() {
   local first second
   first=$(bash "$here/launch.sh" "$mpirun" 1 bash -c 'echo "$TMPDIR"')
@@ -109,7 +109,7 @@ folders() {
   [[ ! -e "$first" && ! -e "$second" ]] || fail "left: $first or $second"
 }
 
-# Most of the time they wait: side by side.
+# They mostly wait, so they run in parallel.
 parts=(folders starts_and_ends peers_that_leave collectives_that_differ programs loss threads) running=()
 for part in "${parts[@]}"; do
   mkdir "$work/$part"

@@ -1,4 +1,4 @@
-// What a training loop may do with DataParallel besides the usual: the bits hold, or it is refused.
+// Unusual training loops with DataParallel: results have the same bits, or the loop is rejected.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
@@ -17,7 +17,7 @@ using namespace brrr::dist_cases;
 
 namespace {
 
-// What each way of sharding makes of a loop is the same, on all ranks.
+// Every way of sharding gives a loop the same result on all ranks.
 template <class F> void check_shards(const F& loop) {
   std::vector<char> expected;
   for (const int shard : {0, 1, 2}) {
@@ -38,7 +38,7 @@ struct One : models::Module {
   Tensor forward(const Tensor& x) override { return (p * x).sum(); }
 };
 
-// x, whose gradient is another row's result: that of a kernel which throws when it is told to.
+// x, with another row's result as its gradient, whose kernel throws on request.
 bool trips = false;
 void same_sizes(OpCall& c) { set_meta(c, 0, c.in[0]->dtype, c.in[0]->size_list()); }
 void copy_or_trip(OpCall& c) {
@@ -69,7 +69,7 @@ TEST_CASE(
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     manual_seed(5);
     Snared net;
-    dist::DataParallel ddp(net, {.bucket_bytes = 16});  // b's sums begin before a's are there.
+    dist::DataParallel ddp(net, {.bucket_bytes = 16});  // b's sums begin before a's are ready.
     optim::SGD opt(net.parameters(), {.lr = 0.1});
     auto step = brrr::step(
         [&](const Tensor& x) {
@@ -98,7 +98,7 @@ TEST_CASE("DataParallel: destroyed by another thread, it is gone from the one th
   std::thread([&] { ddp.reset(); }).join();
   other(x).sum().backward();
   CHECK(other.parameters()[0].grad().defined());
-  manual_seed(5);  // The pass that did not come has left each rank a random stream of its own.
+  manual_seed(5);  // The missing pass has left each rank a random stream of its own.
 }
 
 TEST_CASE("DataParallel: another model's zero_grad() restarts no step, whatever is frozen then") {
@@ -178,7 +178,7 @@ TEST_CASE("DataParallel: what one rank draws between steps changes none of them"
   if (ranks() > 1) CHECK(train(true) == train(false));
 }
 
-// On one rank a batch of another shape is recorded while the others replay, and are to verify.
+// On one rank a batch of another shape is recorded while the other ranks replay, and must verify.
 TEST_CASE("DataParallel: ranks verify a step together, however often each has replayed it") {
   const auto train = [](int verify_every) {
     manual_seed(5);
@@ -199,7 +199,7 @@ TEST_CASE("DataParallel: ranks verify a step together, however often each has re
     if (verify_every) CHECK(step.stats().verified >= 2);
     return bytes_of(net);
   };
-  // Linked GPUs then compare what they record, which a replay beside that does not.
+  // Linked GPUs then compare their recordings, which a concurrent replay does not.
   if (checks() && default_device() != kCPU) return;
   const std::vector<char> plain = train(0);
   for (const int every : {1, 2, 3}) CHECK(train(every) == plain);
@@ -363,7 +363,7 @@ TEST_CASE(
   models::Linear lone(2, 2);
   {
     dist::DataParallel given_up(lone);
-    given_up(x);  // Whose backward pass never comes.
+    given_up(x);  // Its backward pass never comes.
   }
   const Tensor drawn = rand({3});
   CHECK(same_bits(dist::broadcast(drawn), drawn));
@@ -390,7 +390,7 @@ TEST_CASE("DataParallel: a pass within an RngScope leaves the stream around it a
   manual_seed(5);
 }
 
-// In a run of its own: what has gone wrong once stays so.
+// In a run of its own, because a failed run stays failed.
 TEST_CASE("zz: parameters that only some ranks use are named") {
   if (ranks() == 1) return;
   Two model;
@@ -401,7 +401,7 @@ TEST_CASE("zz: parameters that only some ranks use are named") {
   CHECK_MESSAGE(said.find("b.bias on rank 1") != std::string::npos, said);
 }
 
-// Sets that were the same where they were recorded, and another one on each rank later.
+// Sets that were equal when recorded, and differ between the ranks later.
 TEST_CASE("zz: parameters that only some ranks use are named in a replay") {
   if (ranks() == 1) return;
   Two model;

@@ -1,4 +1,4 @@
-// Several passes a step, forward and backward, in whatever order and however they end.
+// Several passes a step, forward and backward, in any order and with any end.
 #include <brrr/brrr.h>
 #include <doctest/doctest.h>
 
@@ -196,7 +196,7 @@ TEST_CASE("DataParallel: forward passes for one backward pass, and evaluations, 
         CHECK(same_bits(net.parameters()[k].grad(), sum));
       }
     }
-    ddp(batch(1, 1));  // It draws, and no backward pass comes.
+    ddp(batch(1, 1));  // It draws, and its backward pass never comes.
     loss(ddp, batch(dist::rank(), 0)).backward();
     const Tensor place = full({1}, static_cast<int64_t>(rng_state().draw), kInt64);
     CHECK(same_bits(dist::broadcast(place), place));
@@ -226,7 +226,7 @@ TEST_CASE("DataParallel: an optimiser's step before the last pass is refused") {
       };
       refuses(train());
       if (ranks() == 1) CHECK(bytes_of(model) == before);
-      if (mode == Mode::Eager) {  // So does what else uses gradients.
+      if (mode == Mode::Eager) {  // So do other uses of gradients.
         opt.zero_grad();
         ddp(ones({1, 2})).sum().backward();
         refuses(error_of([&] { optim::clip_grad_norm_(model.parameters(), 1.0); }));
@@ -239,7 +239,7 @@ TEST_CASE("DataParallel: an optimiser's step before the last pass is refused") {
   }
 }
 
-// Two optimisers of one model, of which some parameters are frozen; another DataParallel between.
+// Two optimisers of one model with some frozen parameters; another DataParallel in between.
 TEST_CASE("DataParallel: a short group is dropped by its optimisers, in whatever turns") {
   for (const bool other_between : {false, true}) {
     CAPTURE(other_between);
@@ -365,7 +365,7 @@ TEST_CASE("DataParallel: a pass that is given up, or an evaluation, keeps no oth
     const Tensor drawn = rand({3});
     CHECK(same_bits(dist::broadcast(drawn), drawn));
   }
-  evaluated(x);  // Given up, and the other one is evaluated, which goes back to where it began.
+  evaluated(x);  // Given up; the other one's evaluation restores its initial state.
   model.train(false);
   ddp(x);
   model.train();
@@ -384,8 +384,8 @@ TEST_CASE("DataParallel: a pass that is given up, or an evaluation, keeps no oth
   manual_seed(5);
 }
 
-// Its next gradients would be added to those of a step that the others have not ended. In runs of
-// their own: what has gone wrong once stays so.
+// Its next gradients would be added to those of a step that other ranks have not ended. In runs of
+// their own, because a failed run stays failed.
 static void leave_out(Mode mode, bool shard, int passes) {
   if (ranks() == 1) return;
   Two model;
@@ -405,7 +405,7 @@ static void leave_out(Mode mode, bool shard, int passes) {
       },
       mode);
   const Tensor x = batch(dist::rank(), 0).narrow(1, 0, 2).contiguous();
-  const int found = dist::rank() == 0 ? 4 : 3;  // The others wait in theirs.
+  const int found = dist::rank() == 0 ? 4 : 3;  // The others wait in their exchange.
   for (int i = 0; i <= found; ++i) {
     reaches = dist::rank() != 0 || i != 3;
     if (i == 3 && mode == Mode::Graph) CHECK(step.stats().recordings == 1);
@@ -424,7 +424,7 @@ TEST_CASE("zz: a rank whose loss reached no parameter is found out among several
   leave_out(Mode::Eager, false, 2);
 }
 
-// Nothing in it is refused.
+// Nothing in it is rejected.
 TEST_CASE("DataParallel: an evaluation on one rank among the steps of two optimisers") {
   Two model;
   dist::DataParallel ddp(model);

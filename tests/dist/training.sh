@@ -1,6 +1,6 @@
 #!/bin/bash
 # training.sh <mpirun> <programs>: training on N processes against one process that makes N passes,
-# runs that go on with another number of processes, and runs that lose one.
+# runs that resume with another number of processes, and runs that lose one.
 set -euo pipefail
 mpirun="$1" bin="$2"
 here="$(cd "$(dirname "$0")" && pwd)" root="$(cd "$(dirname "$0")/../.." && pwd)"
@@ -17,10 +17,10 @@ mlp=("$bin/train_mlp" --images 2000 --steps "$steps" --batch 8 --dropout 0.1 --l
 gpt=("$bin/train_gpt" --data "$root/models/gpt.cpp" --steps "$steps" --batch 2 --layers 1 --width 32
   --dropout 0.1 --clip 1 --log-every 200 --eval-every 0 --eval-batches 2)
 
-# Every third run is whole on each process, the others keep their parts.
+# In turn: state whole on each process, sharded optimiser, sharded gradients.
 shards=(none optimizer gradients) turn=0
 
-# same <name> <ranks> <command...>: the run of so many processes and that of as many passes.
+# same <name> <ranks> <command...>: compares the run of N processes with that of N passes.
 same() {
   local name="$1" n="$2" modes="eager graph" mode
   shift 2
@@ -48,7 +48,7 @@ for n in 2 3 4; do
   same train_gpt "$n" "${gpt[@]}"
 done
 
-# Four processes to the half, two of two passes each to the end: both with sharded state.
+# Four processes for the first half, two with two passes each to the end: both with sharded state.
 ranks 4 "${gpt[@]}" --shard gradients --stop-at $((steps / 2)) --checkpoint "$work/half.ck" \
   --loss-csv "$work/ranks.csv" >/dev/null
 ranks 2 "$bin/train_gpt" --resume "$work/half.ck" --shard optimizer --eval-batches 2 --eval-every 0 \
@@ -58,7 +58,7 @@ ranks 2 "$bin/train_gpt" --resume "$work/half.ck" --shard optimizer --eval-batch
 diff "$work/one.csv" "$work/ranks.csv" >&2 || fail "resumed on two processes: other losses"
 echo "train_gpt, 4 processes and then 2: parameters $(sum_of "$work/one") as after 4 passes of one"
 
-# What all ranks find wrong is said once, and ends all.
+# An error that all ranks detect is printed once, and ends all.
 begin=$SECONDS
 if ranks 2 "$bin/train_mlp" --images 2000 --lr 1e30 --log-every 1 >"$work/ranks" 2>&1; then
   fail "a run with an infinite loss ended well"
@@ -68,7 +68,7 @@ fi
 (( SECONDS - begin < 20 )) || fail "ended only after $((SECONDS - begin)) s"
 echo "a diverging run: $(grep "^brrr: rank" "$work/ranks")"
 
-# Gradients that went bad are named by their owner.
+# Non-finite gradients are named by their owner.
 if ranks 2 "${gpt[@]}" --lr 1e30 --shard gradients >"$work/ranks" 2>&1; then
   fail "a run with gradients that are not finite ended well"
 fi
@@ -76,7 +76,7 @@ grep -q "the norm of the gradients nan: first [a-z0-9_.]*.grad, float32" "$work/
   { cat "$work/ranks"; fail "nobody says which gradient is bad"; }
 echo "bad gradients: $(grep "^brrr: rank" "$work/ranks")"
 
-# What is to happen at other steps, or only on some ranks, is named before the first one.
+# Different options for later steps, or for some ranks only, are reported before the first step.
 odd='if [[ ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}} == 1 ]]; then exec "$@"; else exec "${@:1:$#-2}"; fi'
 for option in "--stop-at 3" "--save-every 2" "--save $work/odd.ck" "--eval-every 3" "--log-every 3" \
   "--mode eager"; do
@@ -91,7 +91,7 @@ for option in "--stop-at 3" "--save-every 2" "--save $work/odd.ck" "--eval-every
   echo "$option on one rank: $(grep -o "rank 0 has .*" "$work/ranks" | head -1)"
 done
 
-# Who waits for a rank that is stuck says for whom; the run ends.
+# A rank that waits for a stuck one names it; the run ends.
 begin=$SECONDS
 stuck='if [[ ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}} == 1 ]]; then "$0" "$@" & sleep 1.5; kill -STOP $!; sleep 8; kill -9 $!; else exec "$0" "$@"; fi'
 if BRRR_DIST_LIMIT=2 ranks 2 bash -c "$stuck" "$bin/train_mlp" --images 500 --steps 10000000 \
@@ -103,8 +103,8 @@ grep -q "brrr: rank 0: .*waited 2 s for rank 1" "$work/ranks" ||
 (( SECONDS - begin < 20 )) || fail "ended only after $((SECONDS - begin)) s"
 echo "a stuck process: $(grep -o "brrr: rank 0: .*" "$work/ranks")"
 
-# Calls that differ are both named, and parameters that only some ranks use, with or without asking.
-# What has gone wrong once ends the run.
+# Differing calls are both named, and parameters that only some ranks use, with and without checks.
+# A failure ends the run.
 for what in "BRRR_DIST_CHECK: calls*" "parameters that only some ranks use are named" \
   "parameters that only some ranks use are named in a replay" \
   "a rank whose loss reached no parameter is found out" \
@@ -114,7 +114,7 @@ for what in "BRRR_DIST_CHECK: calls*" "parameters that only some ranks use are n
     [[ "$check$what" != 0BRRR* ]] || continue
     BRRR_DIST_CHECK=$check ranks 2 "$bin/brrr_dist_tests" --test-case="zz: $what" \
       >"$work/ranks" 2>&1 || true
-    # The rank that is through first ends the run, perhaps before the other has said the same.
+    # The rank that finishes first ends the run, perhaps before the other has printed the same.
     if ! grep -q "1 passed" "$work/ranks" ||
       grep -q "is NOT correct\|CRASHED: SIG[^T]" "$work/ranks"; then
       cat "$work/ranks"

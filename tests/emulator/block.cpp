@@ -11,7 +11,7 @@
 #include "tests/emulator/memory.h"
 #include "tests/emulator/mma.h"
 
-// One launch runs at a time, under the emulator's mutex, so its state is global.
+// The state of a launch is global: launches run one at a time, under the emulator's mutex.
 namespace brrr::emulator {
 
 using brrr_emulator::Index;
@@ -21,8 +21,8 @@ namespace {
 
 constexpr unsigned lanes = 32, most_threads = 1024, most_warps = most_threads / lanes;
 
-// Visits 0 .. n - 1 once each: first, first + step, ... modulo n, step and n having no common
-// divisor. Seed 0 is the ascending order; others are cheap, which matters more than their number.
+// Generates orders that visit 0 .. n - 1 once each: first, first + step, ... modulo n, with step
+// and n coprime. Seed 0 is the ascending order. Not all permutations occur, but these are cheap.
 class Order {
  public:
   explicit Order(unsigned long seed) : state_(seed) {}
@@ -65,7 +65,7 @@ struct Thread {
 
 struct Warp {
   unsigned turn = 0;
-  // Two sets, because a lane that goes on brings its next value before others have read this one.
+  // Two sets: a lane that runs ahead writes its next value before others have read this one.
   std::array<std::array<Slot, lanes>, 2> slots;
 };
 
@@ -79,13 +79,13 @@ struct Launch {
 };
 Launch& now = *new Launch;
 
-// --- What the threads call -----------------------------------------------------------------------
+// --- Called by the threads -----------------------------------------------------------------------
 
-void meet(Place place, int line) {
+void wait_at(Place place, int line) {
   Thread& t = now.threads[now.current];
   t.place = place;
   t.line = line;
-  t.fiber.give_way();
+  t.fiber.yield();
 }
 
 const Slot* exchange(const void* value, unsigned bytes, int line) {
@@ -93,7 +93,7 @@ const Slot* exchange(const void* value, unsigned bytes, int line) {
   Warp& warp = now.warps[now.current / lanes];
   Slot* slots = warp.slots[warp.turn % 2].data();
   std::memcpy(slots[lane].bytes, value, bytes);
-  meet(Place::Exchange, line);
+  wait_at(Place::Exchange, line);
   return slots;
 }
 
@@ -107,24 +107,24 @@ void multiply_tile(float* c, const unsigned* a, const unsigned* b, int line) {
 void run_thread() {
   const Work& work = *now.work;
   work.kernel->thread(work.params);
-  meet(Place::Done, 0);
+  wait_at(Place::Done, 0);
 }
 
-// --- What runs them ------------------------------------------------------------------------------
+// --- The scheduler -------------------------------------------------------------------------------
 
 std::string describe(unsigned thread) {
   const Thread& t = now.threads[thread];
   const Index i = t.index;
-  const std::string who = fmt::format("thread ({}, {}, {})", i.x, i.y, i.z);
+  const std::string name = fmt::format("thread ({}, {}, {})", i.x, i.y, i.z);
   switch (t.place) {
     case Place::BlockBarrier:
-      return fmt::format("{} waits at __syncthreads() in line {}", who, t.line);
+      return fmt::format("{} waits at __syncthreads() in line {}", name, t.line);
     case Place::WarpBarrier:
-      return fmt::format("{} waits at __syncwarp() in line {}", who, t.line);
+      return fmt::format("{} waits at __syncwarp() in line {}", name, t.line);
     case Place::Exchange:
-      return fmt::format("{} waits for its warp in line {}", who, t.line);
+      return fmt::format("{} waits for its warp in line {}", name, t.line);
     default:
-      return who + " has returned";
+      return name + " has returned";
   }
 }
 
@@ -143,7 +143,7 @@ void resume(unsigned k) {
   now.threads[k].fiber.resume();
 }
 
-// Runs the lanes of a warp until all wait for the block or have returned.
+// Runs the lanes of a warp until all wait at a block barrier or have returned.
 void run_warp(unsigned w, Order::Walk walk) {
   const unsigned first = w * lanes, count = std::min(lanes, now.count - first);
   Thread* threads = &now.threads[first];
@@ -186,7 +186,7 @@ void run_threads(Order& order) {
   for (;;) {
     visit(warp_walk, warps,
           [&](unsigned long w) { run_warp(static_cast<unsigned>(w), lane_walk); });
-    // All that have not returned wait for the block now.
+    // All threads that have not returned are now at a block barrier.
     unsigned waiting = now.count;
     for (unsigned k = 0; k < now.count; ++k) {
       if (now.threads[k].place == Place::Done) continue;
@@ -200,15 +200,15 @@ void run_threads(Order& order) {
   }
 }
 
-// A kernel whose threads do not wait for each other is a loop. It runs on a fiber all the same, so
-// that it can be left where it calls a barrier.
+// A KERNEL, whose threads do not wait for each other, is a loop. It still runs on a fiber, so that
+// it can be abandoned if it calls a barrier, which is an error.
 brrr_emulator::Kernel const* looping = nullptr;
 Order::Walk loop_walk;
 
 void run_loop() {
   looping->loop(now.work->params, static_cast<unsigned>(loop_walk.first),
                 static_cast<unsigned>(loop_walk.step));
-  meet(Place::Done, 0);
+  wait_at(Place::Done, 0);
 }
 
 void run_block(Order& order) {
@@ -218,7 +218,7 @@ void run_block(Order& order) {
     std::memset(statics, poison, static_cast<size_t>(work.program->shared_end - statics));
     std::memset(now.shared, poison, work.shared_bytes);
     run_threads(order);
-    if (look_at_red_zone(now.shared + work.shared_bytes).to > 0) {
+    if (check_red_zone(now.shared + work.shared_bytes).to > 0) {
       fail_launch(fmt::format("writes behind its {} bytes of shared memory", work.shared_bytes));
     }
     return;
@@ -259,8 +259,8 @@ void run_blocks(const Work& work, unsigned long seed) {
 }
 
 const brrr_emulator::Runtime runtime = {
-    [](int line) { meet(Place::BlockBarrier, line); },
-    [](int line) { meet(Place::WarpBarrier, line); },
+    [](int line) { wait_at(Place::BlockBarrier, line); },
+    [](int line) { wait_at(Place::WarpBarrier, line); },
     exchange,
     multiply_tile<widen_bf16>,
     multiply_tile<widen_f16>,

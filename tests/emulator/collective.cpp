@@ -1,5 +1,5 @@
-// A stand-in for NCCL: backends/nccl/collective.h on emulated streams. It asks for what NCCL asks
-// for: messages in groups, memory of the device, receives as long as their sends.
+// A replacement for NCCL: backends/nccl/collective.h on emulated streams. It has NCCL's
+// requirements: messages in groups, device memory, receives of the same size as their sends.
 
 #include "tests/emulator/collective.h"
 
@@ -15,7 +15,7 @@ namespace brrr::nccl {
 
 struct Communicator {
   std::unique_ptr<emulator::Mesh> mesh;
-  std::string failure;  // After the first one nothing works, as with NCCL.
+  std::string failure;  // After the first failure nothing works, as with NCCL.
 };
 
 }  // namespace brrr::nccl
@@ -28,10 +28,10 @@ using nccl::kIdBytes;
 
 namespace {
 
-// What this thread has put into its group.
+// The group that this thread is adding messages to.
 thread_local struct {
   bool open = false;
-  std::string failure;  // Of what was put into it.
+  std::string failure;  // The first failure to add a message.
   Communicator* communicator = nullptr;
   Stream* stream = nullptr;
   std::vector<Message> messages;
@@ -103,15 +103,15 @@ void run(Device& d, Communicator& c, const std::vector<Message>& messages) {
     }
   } catch (const std::exception& e) {
     c.failure = e.what();
-    c.mesh.reset();  // The others are told.
+    c.mesh.reset();  // Closes the sockets, so that the other ranks fail, too.
     throw;
   }
 }
 
 Failure end_group() {
   const auto ended = std::exchange(group, {});
-  if (!ended.open) return keep("the end of a group that was not begun");
-  if (!ended.failure.empty()) return keep(ended.failure.c_str());
+  if (!ended.open) return store_failure("the end of a group that was not begun");
+  if (!ended.failure.empty()) return store_failure(ended.failure.c_str());
   if (ended.messages.empty()) return nullptr;
   return queueing(ended.stream, [&](Device& d, Stream& stream) {
     d.enqueue(stream, d.counters.groups,
@@ -119,7 +119,7 @@ Failure end_group() {
   });
 }
 
-// Whoever queues a group, or waits for it, is told what went wrong.
+// There are no asynchronous errors: queueing a group, or waiting for it, returns the failure.
 Failure state(Communicator*) { return nullptr; }
 
 const nccl::Boundary nccl_boundary = {nccl::kAbi, make_id, join,      begin_group,

@@ -1,5 +1,5 @@
 #pragma once
-// Bytes between the emulated devices of several processes on one machine.
+// Messages between the emulated devices of several processes on one machine.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,17 +17,17 @@ struct Message {
   bool sends;
 };
 
-/// Sockets to all other processes of a run, which find each other by its id.
+/// Sockets to all other processes of a run, which find each other by the run's id.
 class Mesh {
  public:
-  /// All ranks do this at the same time.
+  /// Collective: all ranks construct it at the same time.
   Mesh(const std::string& id, int rank, int ranks);
   Mesh(const Mesh&) = delete;
   ~Mesh();
   int rank() const { return rank_; }
   int ranks() const { return static_cast<int>(peers_.size()); }
-  /// All messages come and go side by side, those of one peer in their order. Throws if a peer
-  /// sends another size than is received, does not take what is sent, or is gone.
+  /// Sends and receives all messages concurrently, those of one peer in order. Throws if a peer
+  /// sends another size than is received here, does not receive what is sent, or is gone.
   void exchange(const std::vector<Message>& all);
 
  private:
@@ -37,19 +37,19 @@ class Mesh {
   struct Peer {
     int socket = -1;
     std::deque<Message> to_send, to_receive;
-    std::string out;        // What is to be written.
-    std::string in;         // What was read and not looked at.
-    size_t unanswered = 0;  // Messages whose receiver has not said that it has them.
+    std::string out;     // Bytes still to be written to the socket.
+    std::string in;      // Bytes read from the socket and not yet parsed.
+    size_t unacked = 0;  // Sent messages that the receiver has not acknowledged.
     bool busy() const {
-      return !to_send.empty() || !to_receive.empty() || !out.empty() || unanswered > 0;
+      return !to_send.empty() || !to_receive.empty() || !out.empty() || unacked > 0;
     }
   };
   int listen_at(const std::string& id) const;
   void connect_to(int peer, const std::string& id);
   void accept_from(int listener);
-  void put(Peer& p);
-  void move(int peer);
-  void take(int peer);
+  void write_out(Peer& p);
+  void progress(int peer);
+  void parse_in(int peer);
 
   int rank_;
   double limit_s_;

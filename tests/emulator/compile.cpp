@@ -1,4 +1,4 @@
-// The compiler: the host's own, on the program's text behind the dialect's.
+// Compiles programs with the host's compiler: the dialect's text, then the program's.
 
 #include <climits>
 #include <cstdlib>
@@ -23,10 +23,10 @@ const char* const dialect =
 #include "emulator_dialect.inc"
     ;
 
-// Bits equal the GPU's for + - * / sqrt fma. Sanitizers are never asked for: a thread's stack is
-// not one they know. No C++ library and no start files: a small program takes half the time; what
-// it calls of the C library's mathematics this process has. -Og compiles in three quarters of -O1's
-// time and runs as fast; -O0 in 0.6 of it, and runs half as fast.
+// Bits equal the GPU's for + - * / sqrt fma. No sanitizers: they do not know the fibers' stacks.
+// -nostdlib, because linking no C++ library and no start files halves the time of a small program;
+// functions of libm are resolved in this process. -Og compiles in three quarters of -O1's time and
+// runs as fast; -O0 compiles in 0.6 of it and runs half as fast.
 const char* const flags[] = {"-std=c++20",
                              "-Og",
                              "-ffp-contract=off",
@@ -55,11 +55,11 @@ struct Folder {
   }
 };
 
-void run_compiler(const std::vector<std::string>& words, const std::string& object,
+void run_compiler(const std::vector<std::string>& arguments, const std::string& object,
                   const std::string& folder) {
   std::vector<std::string> command = cpu::find_host_compiler().command;
   command.insert(command.end(), std::begin(flags), std::end(flags));
-  command.insert(command.end(), words.begin(), words.end());
+  command.insert(command.end(), arguments.begin(), arguments.end());
   command.insert(command.end(), {"-o", object});
   constexpr double limit_s = 300;
   const cpu::ProcessResult result = cpu::run_process(command, limit_s, folder);
@@ -69,7 +69,7 @@ void run_compiler(const std::vector<std::string>& words, const std::string& obje
        result.end == cpu::ProcessResult::timed_out ? ", it took too long" : "", result.output);
 }
 
-// Line numbers of the compiler's log are those of the program.
+// #line makes line numbers in the compiler's log those of the program.
 std::string whole_text(const char* source, const char* name) {
   std::string quoted;
   for (const char* c = name; *c; ++c) quoted += *c == '"' || *c == '\\' || *c == '\n' ? '_' : *c;
@@ -82,8 +82,8 @@ Failure compile(const char* source, const char* name, int major, int minor, cons
                 size_t* bytes) {
   return guarded([&] {
     if (ptx::wanted()) {
-      if (const Failure words = ptx::compile(source, name, major, minor, image, bytes)) {
-        fail("{}", words);
+      if (const Failure failure = ptx::compile(source, name, major, minor, image, bytes)) {
+        fail("{}", failure);
       }
       return;
     }
@@ -101,7 +101,7 @@ Failure compile(const char* source, const char* name, int major, int minor, cons
   });
 }
 
-// Not a version of CUDA's: a number that changes with whatever images depend on.
+// Not a version of CUDA: a hash of everything that images depend on.
 int compiler_version() {
   if (ptx::wanted()) return ptx::compiler_version();
   std::string all = dialect;
@@ -109,7 +109,7 @@ int compiler_version() {
   try {
     all += cpu::find_host_compiler().version;
   } catch (const std::exception&) {
-    // compile() will say why.
+    // compile() will report it.
   }
   Fnv sum;
   sum.add(all.data(), all.size());

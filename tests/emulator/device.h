@@ -1,5 +1,5 @@
 #pragma once
-// What the emulated device holds. All of it is used under one mutex.
+// The state of the emulated device, all of it guarded by one mutex.
 
 #include <algorithm>
 #include <cstdint>
@@ -23,46 +23,46 @@
 
 namespace brrr::cuda {
 
-/// Work that is noted, or an await: of the first `until` nodes of another branch.
+/// Captured work or, without `work`, an await of the first `until` nodes of another branch.
 struct Node {
   std::function<void()> work;
   size_t branch = 0, until = 0;
 };
-/// A branch for each stream of the capture, its own first.
+/// One branch per stream of the capture, the capturing stream's first.
 using Nodes = std::vector<std::vector<Node>>;
 
 struct Capture {
   Nodes nodes = Nodes(1);
   std::vector<Stream*> streams;  // by branch
-  std::vector<size_t> joined;    // by branch: so many nodes of it the first one has awaited
+  std::vector<size_t> joined;    // by branch: how many of its nodes the first branch has awaited
   std::set<Module*> modules;
   size_t bytes = 0;
-  std::string spoilt;  // by what
+  std::string failure;  // the first one, which has invalidated the capture
 };
 
 struct Stream {
   std::deque<std::function<void()>> queue;
-  uint64_t queued = 0, done = 0;  // items so far
-  uint64_t known = 0;             // of those done, what the host has waited for
-  bool first = false;             // of the device's
+  uint64_t queued = 0, done = 0;  // number of items so far
+  uint64_t known = 0;             // how many of those done the host has waited for
+  bool first = false;             // the device's first stream
   std::shared_ptr<Capture> capture;
-  size_t branch = 0;  // in it
+  size_t branch = 0;  // of the capture
 };
 
 struct Graph {
-  std::shared_ptr<const Nodes> nodes;  // launches that wait hold them too
+  std::shared_ptr<const Nodes> nodes;  // queued launches hold them too
   std::set<Module*> modules;
   size_t bytes;
-  bool ready = false;  // and charged for
+  bool ready = false;  // uploaded, and `bytes` counted as used
 };
 
 struct Event {
   Stream* stream = nullptr;
-  uint64_t until = 0;  // finished when the stream has done so many items
+  uint64_t until = 0;  // reached when the stream has done this many items
   bool timer = false;
   double at_ms = 0;                     // of a timer: when it was recorded
-  std::weak_ptr<Capture> capture = {};  // in which it was recorded, after `until` nodes of a
-  size_t branch = 0;                    // branch
+  std::weak_ptr<Capture> capture = {};  // the capture in which it was recorded, after the first
+  size_t branch = 0;                    // `until` nodes of this branch
   bool captured = false;
 };
 
@@ -70,17 +70,17 @@ struct Function {
   Module* module;
   const brrr_emulator::Program* program;
   const brrr_emulator::Kernel* kernel;
-  const emulator::ptx::Kernel* ptx;  // where it is PTX
+  const emulator::ptx::Kernel* ptx;  // null unless the module is PTX
   size_t shared_bytes;
 };
 
 struct Module {
   void* handle;
   const brrr_emulator::Program* program;
-  std::shared_ptr<emulator::ptx::Program> ptx;  // instead of the two
+  std::shared_ptr<emulator::ptx::Program> ptx;  // for PTX, instead of `handle` and `program`
   size_t bytes;
   std::vector<Function*> functions;
-  std::map<Stream*, uint64_t> used;  // up to which item
+  std::map<Stream*, uint64_t> used;  // by stream: the last item that uses the module
 };
 
 struct Gemm {
@@ -94,7 +94,7 @@ namespace brrr::emulator {
 
 using cuda::Failure;
 
-/// Objects that callers hold pointers to; knows which of those are valid.
+/// Owns objects that callers hold pointers to, and checks that such a pointer is valid.
 template <class T> class Handles {
  public:
   T* add(T value = {}) {
@@ -104,11 +104,11 @@ template <class T> class Handles {
     return p;
   }
   T& get(T* p, const char* what) {
-    BRRR_CHECK(objects_.count(p), "{} is no {}, or was released", static_cast<void*>(p), what);
+    BRRR_CHECK(objects_.count(p), "{} is not a valid {}", static_cast<void*>(p), what);
     return *p;
   }
   void remove(T* p, const char* what) {
-    BRRR_CHECK(objects_.erase(p), "{} is no {}, or was released", static_cast<void*>(p), what);
+    BRRR_CHECK(objects_.erase(p), "{} is not a valid {}", static_cast<void*>(p), what);
   }
   template <class F> void each(F f) {
     for (auto& [p, owned] : objects_) f(*p);
@@ -118,7 +118,7 @@ template <class T> class Handles {
   std::unordered_map<T*, std::unique_ptr<T>> objects_;
 };
 
-/// From the environment, read by open().
+/// Settings from the environment, read by open().
 struct Settings {
   size_t memory = size_t{2} << 30;  // BRRR_EMULATOR_MEMORY
   unsigned long lazy = 0;           // BRRR_EMULATOR_LAZY
@@ -137,14 +137,14 @@ struct Device {
   Handles<cuda::Gemm> gemms;
   Handles<cuda::Graph> graphs;
   Counters counters{};
-  int fail_in = 0;  // steps of captures and graphs; 0: no failure is asked for
+  int fail_in = 0;  // the step of captures and graphs that is to fail, from 1; 0: none
 
-  /// The stream, unless it is not this thread's to use because of a capture.
+  /// The stream; fails if a capture forbids this thread to use it.
   cuda::Stream& stream(cuda::Stream* s);
-  /// Fails if a test wants this step to fail.
+  /// Fails if a test injected a failure of this step.
   void step(const char* what);
 
-  /// Notes work in the capture of its stream; otherwise counts and queues it.
+  /// Adds work to the capture of its stream; without a capture, counts and queues it.
   template <class F> void enqueue(cuda::Stream& s, unsigned long& counter, F work) {
     if (!s.capture) {
       ++counter;
@@ -154,36 +154,36 @@ struct Device {
     s.capture->bytes += sizeof work;
     s.capture->nodes[s.branch].push_back({std::move(work)});
   }
-  /// Runs work now, or lets it wait in its stream when the device is lazy, or only that stream.
+  /// Runs work now or, if the device or the stream is lazy, queues it in its stream.
   template <class F> void push(cuda::Stream& s, F work) {
     ++s.queued;
     if (settings.lazy == 0 || (settings.lazy == 2 && !s.first)) {
-      ++s.done;  // also of work that fails
+      ++s.done;  // even if the work fails
       return work();
     }
     s.queue.push_back(std::move(work));
-    // The queues of a real device are as finite.
+    // Bounded, as the queues of a real device are.
     constexpr size_t most_waiting = 1024;
     if (s.queue.size() > most_waiting) run(s, s.done + 1);
   }
-  /// Runs what waits in a stream, `until` so many items are done.
+  /// Runs queued work of a stream until `until` items are done.
   void run(cuda::Stream& s, uint64_t until);
-  /// The same, and the host knows that it is done.
+  /// The same, and records that the host has waited for them.
   void wait(cuda::Stream& s, uint64_t until);
   void wait_all();
 };
 
-/// Never destroyed: programs may end in any order.
+/// Never destroyed, as the order in which modules are unloaded at exit is unknown.
 Device& device();
 
-/// The stream that this thread captures; null: none.
+/// The stream that this thread captures; null if none.
 cuda::Stream*& captured();
 
-/// The words of a failure, which also spoils a capture of this thread.
-Failure keep(const char* words);
+/// A copy of `message`, valid until the thread's next failure. Invalidates the thread's capture.
+Failure store_failure(const char* message);
 
-/// Runs the body of a boundary function, with the device to itself if it asks for it, which a
-/// thread that captures may not.
+/// Runs the body of a boundary function; an exception becomes the failure. A body that takes the
+/// device runs under its mutex, and fails if the thread captures.
 template <class F> Failure guarded(F body, const char* call = __builtin_FUNCTION()) {
   try {
     if constexpr (std::is_invocable_v<F, Device&>) {
@@ -197,11 +197,11 @@ template <class F> Failure guarded(F body, const char* call = __builtin_FUNCTION
     }
     return nullptr;
   } catch (const std::exception& e) {
-    return keep(e.what());
+    return store_failure(e.what());
   }
 }
 
-/// The same for what is queued on `s`, which a capture of this thread notes.
+/// The same for a body that queues work on `s`, or adds it to this thread's capture.
 template <class F> Failure queueing(cuda::Stream* s, F body) {
   try {
     Device& d = device();
@@ -209,7 +209,7 @@ template <class F> Failure queueing(cuda::Stream* s, F body) {
     body(d, d.stream(s));
     return nullptr;
   } catch (const std::exception& e) {
-    return keep(e.what());
+    return store_failure(e.what());
   }
 }
 

@@ -1,5 +1,5 @@
-// The kernel dialect on the CPU. This text stands in front of each program, after interface.h. What
-// can be done in the emulator is done there, which saves compiling it with each kernel.
+// The kernel dialect for the CPU. This text precedes each program, after interface.h. As much as
+// possible is in the emulator itself, so that it is not compiled again with each kernel.
 #define BRRR_EMULATED 1
 
 extern "C" {
@@ -23,7 +23,7 @@ extern __attribute__((visibility("default"))) const brrr_emulator::Program brrr_
 #define gridDim brrr_emulated_state.blocks
 #define DYNAMIC_SHARED(T, name) T* const name = (T*)brrr_emulated_state.shared
 
-// Pointers to kernels, not kernels, are put in a row: a compiler may pad structs.
+// The section holds pointers to kernels, not kernels, which a compiler may separate by padding.
 #define BRRR_EMULATED_KERNEL(name, Params, threads, loop, thread)                           \
   static const brrr_emulator::Kernel name##_kernel = {#name, threads, sizeof(Params), loop, \
                                                       thread};                              \
@@ -55,8 +55,8 @@ extern __attribute__((visibility("default"))) const brrr_emulator::Program brrr_
   BRRR_EMULATED_KERNEL(name, Params, threads, nullptr, name##_thread)             \
   static void name(const Params& p)
 
-// The program's names are nobody else's. This also keeps static variables of templates out of
-// COMDAT groups, which cannot share a section with others. compile.cpp closes it.
+// An unnamed namespace around the program (compile.cpp closes it): its names are internal, and
+// static variables of templates are not in COMDAT groups, which cannot share a section with others.
 namespace {
 
 __forceinline__ void __syncthreads(int line = __builtin_LINE()) {
@@ -117,7 +117,7 @@ __forceinline__ void emulated_matrices(unsigned* r, const void* row, int line) {
 __forceinline__ void load_matrices(unsigned* r, const void* row, BRRR_LINE) {
   emulated_matrices<false>(r, row, line);
 }
-__forceinline__ void load_matrices_turned(unsigned* r, const void* row, BRRR_LINE) {
+__forceinline__ void load_matrices_transposed(unsigned* r, const void* row, BRRR_LINE) {
   emulated_matrices<true>(r, row, line);
 }
 

@@ -25,7 +25,7 @@ void Device::run(Stream& s, uint64_t until) {
   while (s.done < until && !s.queue.empty()) {
     const auto work = std::move(s.queue.front());
     s.queue.pop_front();
-    ++s.done;  // also of work that fails
+    ++s.done;  // even if the work fails
     work();
   }
 }
@@ -43,7 +43,7 @@ namespace {
 
 // --- Opening -------------------------------------------------------------------------------------
 
-// A setting that is a number; `otherwise` when it is not set.
+// The value of a numeric setting; `otherwise` if it is not set.
 unsigned long number(const char* name, unsigned long otherwise) {
   const char* text = std::getenv(name);
   if (!text || !*text) return otherwise;
@@ -72,7 +72,7 @@ Failure open(Properties* p) {
           {},
           12000,
           12000};
-    // A device belongs to its process, unless a test wants several to share one.
+    // Every process has its own device, unless a test makes them report the same one.
     const auto id = static_cast<uint64_t>(std::getenv("BRRR_EMULATOR_SHARED") ? 0 : getpid());
     std::memcpy(p->uuid, &id, sizeof id);
   });
@@ -93,7 +93,7 @@ Failure allocate_pinned(void** p, size_t bytes) {
   });
 }
 
-// As in CUDA, releasing waits for all work.
+// Waits for all work, as in CUDA.
 Failure release(void* p) {
   return guarded([&](Device& d) {
     d.wait_all();
@@ -150,7 +150,7 @@ Failure wait(Event* e) {
   });
 }
 
-// Who asks waits for it, one way or another: what is late enough runs now.
+// Always answers yes: lazy work runs now, since callers poll until the event is reached.
 Failure reached(Event* e, bool* yes) {
   return guarded([&](Device& d) {
     const Event event = d.events.get(e, "event");
@@ -180,7 +180,7 @@ Failure elapsed(Event* from, Event* to, float* milliseconds) {
 
 // --- Copies --------------------------------------------------------------------------------------
 
-// What is copied when a graph runs is looked at then too: memory may have been released since.
+// Ranges are checked again when a graph runs: memory may have been released since the capture.
 
 void copy_to_device(Device& d, Stream& s, void* to, const void* from, size_t bytes) {
   const auto check = [=, &d] {
@@ -196,7 +196,7 @@ void copy_to_device(Device& d, Stream& s, void* to, const void* from, size_t byt
     });
   }
   BRRR_CHECK(!s.capture, "copy: a capture takes no copy from pageable memory");
-  // Pageable memory may change as soon as this returns.
+  // Staged, because pageable memory may change as soon as this returns.
   const char* first = static_cast<const char*>(from);
   d.enqueue(s, d.counters.copies, [&d, to, staged = std::vector<char>(first, first + bytes)] {
     std::memcpy(to, staged.data(), staged.size());
@@ -218,7 +218,7 @@ void copy_to_host(Device& d, Stream& s, void* to, const void* from, size_t bytes
     std::memcpy(to, from, bytes);
   });
   if (pinned) return;
-  // Only pinned memory is written while the caller goes on.
+  // Only copies to pinned memory are asynchronous.
   ++d.counters.waits;
   d.wait(s, s.queued);
 }

@@ -14,7 +14,7 @@ constexpr size_t stack_bytes = 128 << 10, guard_bytes = 4 << 10;
 
 }  // namespace
 
-// Below the stack lies a page that nobody may touch, so that an overflow is a fault at once.
+// A guard page below the stack turns an overflow into a fault.
 void Fiber::make_stack() {
   void* p = mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -27,7 +27,7 @@ void Fiber::make_stack() {
 
 void Fiber::reset(void (*entry)(), unsigned colour) {
   if (!stack_) make_stack();
-  // As if entry had been called: behind its address lies a return address that is never used.
+  // As if `entry` had been called: its address, then a return address that is never used.
   void** top = reinterpret_cast<void**>(stack_ + stack_bytes - colour % 32 * 128);
   top[-2] = reinterpret_cast<void*>(entry);
   top[-1] = nullptr;
@@ -47,7 +47,7 @@ void Fiber::reset(void (*entry)(), unsigned) {
 
 void Fiber::resume() { swapcontext(&other_, &own_); }
 
-void Fiber::give_way() { swapcontext(&own_, &other_); }
+void Fiber::yield() { swapcontext(&own_, &other_); }
 
 #endif
 

@@ -1,5 +1,5 @@
 #pragma once
-// Threads of a block are fibers: each has a stack of its own and runs until it gives way.
+// Threads of a block run as fibers: each has its own stack and runs until it yields.
 
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -9,13 +9,13 @@ namespace brrr::emulator {
 
 class Fiber {
  public:
-  /// Sets the fiber to the start of `entry`, which must not return but give way for good. What it
-  /// was doing before is forgotten. `colour` spreads stacks over the sets of the cache.
+  /// Makes the fiber start at `entry`, discarding what it ran before. `entry` must not return; it
+  /// ends with a last yield(). `colour` spreads stacks over the sets of the cache.
   void reset(void (*entry)(), unsigned colour);
-  /// Runs the fiber until it gives way.
+  /// Runs the fiber until it yields.
   void resume();
-  /// Called by the fiber: goes on in resume() of whoever resumed it.
-  void give_way();
+  /// Called by the fiber: returns to the caller of resume().
+  void yield();
 
  private:
   void make_stack();
@@ -31,8 +31,8 @@ class Fiber {
 
 #if defined(__x86_64__)
 
-// Inline, since a processor predicts a return from the calls before it: each return on another
-// stack than the call's costs as much as all the rest.
+// Inline, because processors predict the target of a `ret` from the calls before it: a return on
+// another stack than its call's is mispredicted, which costs as much as all the rest.
 __attribute__((always_inline)) inline void Fiber::swap() {
   void** other = &other_;
   asm volatile(
@@ -63,7 +63,7 @@ __attribute__((always_inline)) inline void Fiber::swap() {
 
 __attribute__((always_inline)) inline void Fiber::resume() { swap(); }
 
-__attribute__((always_inline)) inline void Fiber::give_way() { swap(); }
+__attribute__((always_inline)) inline void Fiber::yield() { swap(); }
 
 #endif
 

@@ -1,5 +1,5 @@
-// Matrix products: plain loops in the order of k, accumulated in float64 whatever the type, so that
-// results are at least as close to the true ones as a GPU's.
+// Matrix products, summed in the order of k and accumulated in float64 whatever the type, so that
+// results are at least as accurate as a GPU's.
 
 #include "tests/emulator/gemm.h"
 
@@ -16,13 +16,13 @@ namespace {
 
 struct Matrix {
   int64_t rows, columns, stride, batch_stride;
-  // Elements from the first to the last of all batches.
+  // Elements from the first to the last one of all batches, gaps included.
   int64_t extent(int64_t batch) const {
     return (batch - 1) * batch_stride + (rows - 1) * stride + columns;
   }
 };
 
-// As they lie in memory.
+// The operands as stored in memory.
 Matrix matrix_a(const GemmShape& g) {
   return g.trans_a ? Matrix{g.k, g.m, g.lda, g.stride_a} : Matrix{g.m, g.k, g.lda, g.stride_a};
 }
@@ -90,8 +90,8 @@ void narrow(double x, Float16& to) {
   if (x != x) {
     bits = 0x7fff;
   } else if (magnitude < 65520) {
-    // In units of the last place: 2^-24 up to 2^-13, then 2^-10 of the leading bit. A carry out of
-    // the mantissa goes into the exponent, as it should.
+    // In units in the last place: 2^-24 for magnitudes below 2^-13, then 2^-10 of the leading bit.
+    // A carry out of the mantissa correctly increments the exponent.
     const int exponent = std::max(std::ilogb(magnitude), -14);
     const double units = std::nearbyint(std::ldexp(magnitude, 10 - exponent));
     bits = static_cast<unsigned>((exponent + 14) * 1024 + units);
@@ -104,8 +104,8 @@ void narrow(double x, Float16& to) {
 using Four = double __attribute__((vector_size(32)));
 constexpr size_t kRows = 4, kColumns = 8;
 
-// A tile of c: its elements are sums in the order of k, each in a register of its own (of an array
-// g++ 12 keeps none there).
+// A tile of c, summed in the order of k. The sums are separate variables, because g++ 12 does not
+// keep an array of them in registers.
 void add_tile(const double* a, const double* b, size_t k, double (&to)[kRows][kColumns]) {
   Four s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{};
   for (; k > 0; --k, a += kRows, b += kColumns) {
@@ -121,7 +121,7 @@ void add_tile(const double* a, const double* b, size_t k, double (&to)[kRows][kC
   std::memcpy(to, all, sizeof to);
 }
 
-// One product of a batch, of factors widened and laid out as tiles read them.
+// One product of a batch. The factors are widened and packed in the order in which tiles read them.
 template <class T> void multiply_one(const GemmShape& g, const T* a, const T* b, T* c) {
   const auto m = static_cast<size_t>(g.m), n = static_cast<size_t>(g.n);
   const auto k = static_cast<size_t>(g.k), ldc = static_cast<size_t>(g.ldc);
@@ -210,7 +210,7 @@ Failure multiply(Gemm* plan, const void* a, const void* b, void* c, void* worksp
     check();
     d.enqueue(stream, d.counters.kernels, [=, &d] {
       check();
-      // Whatever else was kept there is lost, as on a GPU.
+      // Overwrites the workspace, as a GPU would.
       constexpr size_t most_poisoned = 4096;
       if (workspace_bytes > 0) {
         std::memset(workspace, poison, std::min(workspace_bytes, most_poisoned));

@@ -1,5 +1,5 @@
 #pragma once
-// Driver::choose and multiply.
+// Driver::choose and Driver::multiply.
 
 #include "backends/cuda/driver.h"
 

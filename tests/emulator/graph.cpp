@@ -1,4 +1,4 @@
-// A capture is lists of the work that its streams would have run; a launch of the graph runs them.
+// A capture records, per stream, the work that would have run; launching the graph runs it.
 
 #include "tests/emulator/graph.h"
 
@@ -17,23 +17,23 @@ Stream*& captured() {
   return s;
 }
 
-Failure keep(const char* words) {
-  struct Kept : std::string {};
-  const std::string& kept = thread_own<Kept>().assign(words);
+Failure store_failure(const char* message) {
+  struct Stored : std::string {};
+  const std::string& stored = thread_own<Stored>().assign(message);
   if (captured()) {
     const std::lock_guard lock(device().mutex);
-    std::string& spoilt = captured()->capture->spoilt;
-    if (spoilt.empty()) spoilt = kept;
+    std::string& failure = captured()->capture->failure;
+    if (failure.empty()) failure = stored;
   }
-  return kept.c_str();
+  return stored.c_str();
 }
 
 Stream& Device::stream(Stream* s) {
   Stream& found = streams.get(s, "stream");
   if (found.capture && (!captured() || captured()->capture != found.capture)) {
-    // CUDA notes what it gets or spoils the capture, depending on the call.
-    std::string& spoilt = found.capture->spoilt;
-    if (spoilt.empty()) spoilt = "another thread used the stream";
+    // CUDA captures the work or invalidates the capture, depending on the call.
+    std::string& failure = found.capture->failure;
+    if (failure.empty()) failure = "another thread used the stream";
     fail("the stream is captured by another thread");
   }
   BRRR_CHECK(!captured() || found.capture, "this thread captures another stream");
@@ -59,11 +59,12 @@ Failure begin_capture(Stream* s) {
 
 namespace {
 
-// A stream that awaits an event of the capture becomes a branch of it.
+// Makes a stream that awaits an event of the capture a branch of it, and adds the await.
 void join_capture(Device& d, Stream* s, const Event& e) {
   Stream& stream = d.streams.get(s, "stream");
   const auto capture = captured()->capture;
-  BRRR_CHECK(e.captured && e.capture.lock() == capture, "await: the event is none of the capture");
+  BRRR_CHECK(e.captured && e.capture.lock() == capture,
+             "await: the event was not recorded in this capture");
   BRRR_CHECK(!stream.capture || stream.capture == capture, "the stream is captured by another");
   if (!stream.capture) {
     const auto at = std::find(capture->streams.begin(), capture->streams.end(), s);
@@ -81,8 +82,8 @@ void join_capture(Device& d, Stream* s, const Event& e) {
   if (stream.branch == 0) capture->joined[e.branch] = std::max(capture->joined[e.branch], e.until);
 }
 
-// Runs a branch until so many of its nodes are done. What another branch does comes when it is
-// awaited and no earlier: of all orders the one in which a missing await is most likely to show.
+// Runs a branch until `until` of its nodes are done. Another branch runs only when it is awaited:
+// of all valid orders the one most likely to reveal a missing await.
 void run_branch(const Nodes& nodes, std::vector<size_t>& done, size_t branch, size_t until) {
   while (done[branch] < until) {
     const Node& node = nodes[branch][done[branch]++];
@@ -96,8 +97,8 @@ Failure record(Event* e, Stream* s) {
   return queueing(s, [&](Device& d, Stream& stream) {
     Event& event = d.events.get(e, "event");
     if (stream.capture) {
-      const size_t noted = stream.capture->nodes[stream.branch].size();
-      event = {nullptr, noted, event.timer, 0, stream.capture, stream.branch, true};
+      const size_t nodes = stream.capture->nodes[stream.branch].size();
+      event = {nullptr, nodes, event.timer, 0, stream.capture, stream.branch, true};
       return;
     }
     const std::chrono::duration<double, std::milli> now =
@@ -121,7 +122,7 @@ Failure await(Stream* s, Event* e) {
     d.push(stream, [&d, from = event.stream, until = event.until] { d.run(*from, until); });
     return nullptr;
   } catch (const std::exception& error) {
-    return keep(error.what());
+    return store_failure(error.what());
   }
 }
 
@@ -132,7 +133,7 @@ Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
     const auto capture = stream.capture;
     for (Stream* member : capture->streams) member->capture.reset();
     captured() = nullptr;
-    BRRR_CHECK(capture->spoilt.empty(), "the capture was spoilt: {}", capture->spoilt);
+    BRRR_CHECK(capture->failure.empty(), "the capture was invalidated: {}", capture->failure);
     d.step("end_capture");
     *nodes = 0;
     for (size_t k = 0; k < capture->nodes.size(); ++k) {

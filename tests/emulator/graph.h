@@ -1,5 +1,5 @@
 #pragma once
-// Captures and graphs, as driver.h describes them, and the events that order streams.
+// The parts of driver.h about captures and graphs, and the events that order streams.
 
 #include "backends/cuda/driver.h"
 

@@ -13,26 +13,26 @@ namespace brrr::emulator {
 
 namespace {
 
-constexpr size_t alignment = 256;  // what CUDA promises
+constexpr size_t alignment = 256;  // as CUDA guarantees
 static_assert(red_zone_bytes % alignment == 0);
 
-// NaN as float, bfloat16 and float16, and bytes that programs hardly write.
+// NaN as float, bfloat16 and float16, of bytes that programs are unlikely to write.
 const std::array<char, red_zone_bytes> pattern = [] {
   std::array<char, red_zone_bytes> bytes;
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i % 2 ? 0xff : 0xb1);
   return bytes;
 }();
 
-const char* word(Memory::Kind kind) { return kind == Memory::Kind::Device ? "device" : "pinned"; }
+const char* name(Memory::Kind kind) { return kind == Memory::Kind::Device ? "device" : "pinned"; }
 
-// Ranges grow in steps of this many bytes; on a GPU it is 2 MiB.
+// The arena grows in steps of this many bytes; on a GPU it is 2 MiB.
 constexpr size_t chunk = 64 << 10;
 
-size_t whole(size_t bytes, size_t step = alignment) { return (bytes + step - 1) / step * step; }
+size_t round_up(size_t bytes, size_t step = alignment) { return (bytes + step - 1) / step * step; }
 
-// Makes the first `bytes` of a range accessible, with the red zones on both sides.
+// Makes the first `bytes` of a range accessible, and the red zones on both sides.
 void open_range(char* range, size_t bytes) {
-  const size_t accessible = chunk + whole(bytes + red_zone_bytes, chunk);
+  const size_t accessible = chunk + round_up(bytes + red_zone_bytes, chunk);
   BRRR_CHECK(mprotect(range - chunk, accessible, PROT_READ | PROT_WRITE) == 0,
              "map: no {} bytes of host memory", accessible);
 }
@@ -41,7 +41,7 @@ void open_range(char* range, size_t bytes) {
 
 void draw_red_zone(char* at) { std::memcpy(at, pattern.data(), red_zone_bytes); }
 
-Written look_at_red_zone(const char* at) {
+Written check_red_zone(const char* at) {
   if (std::memcmp(at, pattern.data(), red_zone_bytes) == 0) return {0, 0};
   Written w{red_zone_bytes, 0};
   for (size_t i = 0; i < red_zone_bytes; ++i) {
@@ -52,11 +52,11 @@ Written look_at_red_zone(const char* at) {
 }
 
 void* Memory::allocate(size_t bytes, Kind kind) {
-  BRRR_CHECK(bytes > 0, "allocate: 0 bytes of {} memory", word(kind));
+  BRRR_CHECK(bytes > 0, "allocate: 0 bytes of {} memory", name(kind));
   if (kind == Kind::Device && bytes > left()) return nullptr;
-  // The zone behind begins at the very next byte.
+  // The second red zone begins at the very next byte after the allocation.
   auto* zone = static_cast<char*>(
-      std::aligned_alloc(alignment, red_zone_bytes + whole(bytes + red_zone_bytes)));
+      std::aligned_alloc(alignment, red_zone_bytes + round_up(bytes + red_zone_bytes)));
   if (!zone) return nullptr;
   char* p = zone + red_zone_bytes;
   draw_red_zone(zone);
@@ -71,15 +71,15 @@ void* Memory::allocate(size_t bytes, Kind kind) {
 void Memory::release(void* p, Kind kind) {
   const auto it = allocations_.find(reinterpret_cast<uintptr_t>(p));
   BRRR_CHECK(it != allocations_.end() && it->second.kind == kind && p != arena_,
-             "release: {} is no {} memory, or was released before", p, word(kind));
-  const std::string words = violation(it);
+             "release: {} is no {} memory, or was released before", p, name(kind));
+  const std::string error = violation(it);
   if (kind == Kind::Device) used -= it->second.bytes;
   allocations_.erase(it);
   std::free(static_cast<char*>(p) - red_zone_bytes);
-  BRRR_CHECK(words.empty(), "{}", words);
+  BRRR_CHECK(error.empty(), "{}", error);
 }
 
-// A chunk in front and one behind have the red zones; the one behind moves with the end.
+// Reserves an extra chunk on each side for the red zones; the rear one moves with the end.
 void* Memory::arena() {
   if (arena_) return arena_;
   constexpr size_t addresses = size_t{1} << 36;
@@ -96,11 +96,11 @@ void* Memory::arena() {
 
 bool Memory::grow_arena(size_t bytes) {
   const auto it = allocations_.find(reinterpret_cast<uintptr_t>(arena()));
-  const std::string words = violation(it);
-  BRRR_CHECK(words.empty(), "{}", words);
+  const std::string error = violation(it);
+  BRRR_CHECK(error.empty(), "{}", error);
   size_t& mapped = it->second.bytes;
   if (bytes <= mapped) return true;
-  const size_t more = whole(bytes, chunk) - whole(mapped, chunk);
+  const size_t more = round_up(bytes, chunk) - round_up(mapped, chunk);
   if (more > left()) return false;
   open_range(arena_, bytes);
   std::memset(arena_ + mapped, poison, bytes - mapped);
@@ -111,29 +111,29 @@ bool Memory::grow_arena(size_t bytes) {
 }
 
 void Memory::check() {
-  std::string words;
+  std::string error;
   for (auto it = allocations_.begin(); it != allocations_.end(); ++it) {
-    if (std::string w = violation(it); !w.empty()) words += (words.empty() ? "" : "; ") + w;
+    if (std::string w = violation(it); !w.empty()) error += (error.empty() ? "" : "; ") + w;
   }
-  BRRR_CHECK(words.empty(), "{}", words);
+  BRRR_CHECK(error.empty(), "{}", error);
 }
 
 std::string Memory::violation(Iterator it) {
   char* p = reinterpret_cast<char*>(it->first);
   const auto [bytes, kind] = it->second;
   std::string where;
-  if (const Written w = look_at_red_zone(p - red_zone_bytes); w.to > 0) {
+  if (const Written w = check_red_zone(p - red_zone_bytes); w.to > 0) {
     where = fmt::format("bytes -{} to -{}", red_zone_bytes - w.from, red_zone_bytes + 1 - w.to);
     draw_red_zone(p - red_zone_bytes);
   }
-  if (const Written w = look_at_red_zone(p + bytes); w.to > 0) {
+  if (const Written w = check_red_zone(p + bytes); w.to > 0) {
     where += fmt::format("{}bytes {} to {}", where.empty() ? "" : " and ", bytes + w.from,
                          bytes + w.to - 1);
     draw_red_zone(p + bytes);
   }
   if (where.empty()) return where;
   return fmt::format("{} of the {} allocation of {} bytes at {} were written, which are outside it",
-                     where, word(kind), bytes, static_cast<void*>(p));
+                     where, name(kind), bytes, static_cast<void*>(p));
 }
 
 Memory::Iterator Memory::find(const void* p) const {

@@ -1,4 +1,4 @@
-// Unix sockets in the abstract namespace: nothing is left behind.
+// Unix sockets in the abstract namespace, which leave no files behind.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@ namespace brrr::emulator {
 
 namespace {
 
-constexpr uint64_t kData = 1, kTaken = 2;
+constexpr uint64_t kData = 1, kAck = 2;
 constexpr int kPauseMs = 10;
 
 double now_s() {
@@ -89,18 +89,18 @@ Mesh::~Mesh() {
   }
 }
 
-// What has come from a peer: messages that are awaited, words that ours were.
-void Mesh::take(int peer) {
+// Handles the frames read from a peer: messages that are awaited, and acknowledgements of ours.
+void Mesh::parse_in(int peer) {
   Peer& p = peers_[static_cast<size_t>(peer)];
   for (Frame f; p.in.size() >= sizeof f;) {
     std::memcpy(&f, p.in.data(), sizeof f);
-    if (f.kind == kTaken) {
-      BRRR_CHECK(p.unanswered > 0, "rank {} takes what was not sent", peer);
-      --p.unanswered;
+    if (f.kind == kAck) {
+      BRRR_CHECK(p.unacked > 0, "rank {} acknowledges a message that was not sent", peer);
+      --p.unacked;
       p.in.erase(0, sizeof f);
       continue;
     }
-    if (p.to_receive.empty()) return;  // It is for a later group.
+    if (p.to_receive.empty()) return;  // The message belongs to a later group.
     const Message m = p.to_receive.front();
     BRRR_CHECK(f.bytes == m.bytes, "rank {} sends {} bytes, {} are received from it", peer, f.bytes,
                m.bytes);
@@ -108,17 +108,17 @@ void Mesh::take(int peer) {
     std::memcpy(m.at, p.in.data() + sizeof f, m.bytes);
     p.in.erase(0, sizeof f + f.bytes);
     p.to_receive.pop_front();
-    const Frame taken{kTaken, 0};
-    p.out.append(reinterpret_cast<const char*>(&taken), sizeof taken);
+    const Frame ack{kAck, 0};
+    p.out.append(reinterpret_cast<const char*>(&ack), sizeof ack);
   }
 }
 
-void Mesh::put(Peer& p) {
+void Mesh::write_out(Peer& p) {
   for (; !p.to_send.empty(); p.to_send.pop_front()) {
     const Frame f{kData, p.to_send.front().bytes};
     p.out.append(reinterpret_cast<const char*>(&f), sizeof f);
     p.out.append(p.to_send.front().at, f.bytes);
-    ++p.unanswered;
+    ++p.unacked;
   }
   while (!p.out.empty()) {
     const ssize_t n = send(p.socket, p.out.data(), p.out.size(), MSG_NOSIGNAL);
@@ -127,16 +127,16 @@ void Mesh::put(Peer& p) {
   }
 }
 
-void Mesh::move(int peer) {
+void Mesh::progress(int peer) {
   Peer& p = peers_[static_cast<size_t>(peer)];
-  put(p);
+  write_out(p);
   char block[1 << 16];
   ssize_t n = 0;
   while ((n = read(p.socket, block, sizeof block)) > 0) p.in.append(block, static_cast<size_t>(n));
   const bool gone = n == 0 || errno != EAGAIN;
-  take(peer);
+  parse_in(peer);
   BRRR_CHECK(!gone || !p.busy(), "rank {} is gone", peer);
-  put(p);  // That it has come.
+  write_out(p);  // The acknowledgements.
 }
 
 void Mesh::exchange(const std::vector<Message>& all) {
@@ -150,7 +150,7 @@ void Mesh::exchange(const std::vector<Message>& all) {
     for (int peer = 0; peer < ranks(); ++peer) {
       Peer& p = peers_[static_cast<size_t>(peer)];
       if (p.socket < 0) continue;
-      if (p.busy()) move(peer);
+      if (p.busy()) progress(peer);
       if (!p.busy()) continue;
       const int events = POLLIN | (p.out.empty() ? 0 : POLLOUT);
       waiting.push_back({p.socket, static_cast<short>(events), 0});

@@ -1,5 +1,5 @@
 #pragma once
-// mma.sync.m16n8k16 as one lane sees it.
+// mma.sync.m16n8k16, computed for one lane.
 
 #include <bit>
 #include <cmath>
@@ -14,16 +14,16 @@ inline float widen_bf16(unsigned short x) {
 }
 
 inline float widen_f16(unsigned short x) {
-  // Of the same digits as a float, whose exponents are larger by 112; exact for small ones, too.
+  // Read as a float, the shifted bits have an exponent too small by 112. Exact for subnormals, too.
   float magnitude = std::bit_cast<float>((x & 0x7fffu) << 13) * 0x1p112f;
   if ((x & 0x7c00) == 0x7c00) magnitude = x & 0x3ff ? NAN : INFINITY;
   return x >> 15 ? -magnitude : magnitude;
 }
 
 /// Adds to the four elements of c that `lane` holds: rows lane / 4 and that + 8, columns
-/// lane % 4 * 2 and the next. Each slot has a lane's four registers of a, then two of b, laid out
-/// as the PTX ISA says: a register holds two neighbours along k, the lower one first. Sums run
-/// over k in order, in float; a GPU's own order and rounding are not specified.
+/// lane % 4 * 2 and the next. Each slot holds a lane's four registers of a, then two of b, laid out
+/// as in the PTX ISA: a register has two elements adjacent along k, the lower one first. Sums are
+/// in the order of k, in float; a GPU's order and rounding are not specified.
 template <float (*widen)(unsigned short)>
 void multiply_fragments(float* c, const brrr_emulator::Slot* slots, unsigned lane) {
   const auto both = [&](unsigned from, unsigned reg, float* to) {

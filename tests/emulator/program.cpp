@@ -19,7 +19,7 @@ using namespace cuda;
 
 namespace {
 
-// Writes a file of its own, so that each program is one however often it is loaded.
+// Writes the image to a new file for each load, so that dlopen gives each its own variables.
 void* open_image(const void* image, size_t bytes) {
   std::string path = (std::filesystem::temp_directory_path() / "brrr-program-XXXXXX").string();
   const int file = mkstemp(path.data());
@@ -27,9 +27,9 @@ void* open_image(const void* image, size_t bytes) {
   const bool written = write(file, image, bytes) == static_cast<ssize_t>(bytes);
   close(file);
   void* handle = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
-  const char* words = !written ? "cannot write it" : handle ? "" : dlerror();
+  const char* error = !written ? "cannot write it" : handle ? "" : dlerror();
   unlink(path.c_str());
-  BRRR_CHECK(handle, "load: {}", words);
+  BRRR_CHECK(handle, "load: {}", error);
   return handle;
 }
 
@@ -56,7 +56,7 @@ void check_launch(const Device& d, const Function& f, const unsigned grid[3],
              shared_bytes, f.shared_bytes);
   BRRR_CHECK(bytes == kernel.params_bytes, "launch of {}: {} bytes of arguments; it takes {}",
              kernel.name, bytes, kernel.params_bytes);
-  constexpr size_t most_arguments = 4096;  // What every card takes.
+  constexpr size_t most_arguments = 4096;  // The limit that all GPUs support.
   BRRR_CHECK(bytes <= most_arguments, "launch of {}: {} bytes of arguments; {} at most",
              kernel.name, bytes, most_arguments);
 }
@@ -130,11 +130,15 @@ Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], siz
     check_launch(d, *f, grid, block, shared_bytes, bytes);
     std::vector<ArgumentLine> copied(bytes / sizeof(ArgumentLine) + 1);
     std::memcpy(copied.data(), arguments, bytes);
-    Work work{
-        nullptr,     nullptr, nullptr, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]},
-        shared_bytes};
+    Work work{nullptr,
+              nullptr,
+              nullptr,
+              {grid[0], grid[1], grid[2]},
+              {block[0], block[1], block[2]},
+              shared_bytes,
+              shared_bytes_of(d.settings.capability)};
     d.enqueue(stream, d.counters.kernels, [&d, f, work, copied = std::move(copied)]() mutable {
-      const Function& function = d.functions.get(f, "function");  // a graph may outlive it
+      const Function& function = d.functions.get(f, "function");  // fails if a graph outlived it
       work.program = function.program;
       work.kernel = function.kernel;
       work.params = copied.data();

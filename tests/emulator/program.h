@@ -1,5 +1,5 @@
 #pragma once
-// Programs, from their text to the launch of their kernels, as driver.h describes them.
+// The parts of driver.h about programs: compiling and loading them, launching their kernels.
 
 #include "backends/cuda/driver.h"
 

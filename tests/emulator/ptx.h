@@ -1,6 +1,6 @@
 #pragma once
-// The kernels' PTX instead of their text: made by NVRTC, run by an interpreter that enforces the
-// rules of the PTX ISA. The README says which.
+// Kernels as PTX made by NVRTC, run by an interpreter that enforces rules of the PTX ISA, which the
+// README lists.
 
 #include <cstdint>
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace brrr::emulator::ptx {
 
-/// Whether BRRR_EMULATOR_PTX asks for it.
+/// Whether BRRR_EMULATOR_PTX is set.
 bool wanted();
 
-/// Fails where the module for GPUs or what it needs is not there.
+/// Fails if the module brrr_cuda, or a library that it needs, is missing.
 void expect_compiler();
 
-/// Kernel text to PTX, by the compiler of the module for GPUs with its own options.
+/// Compiles kernel text to PTX with the module brrr_cuda, which calls NVRTC with its own options.
 cuda::Failure compile(const char* source, const char* name, int major, int minor,
                       const char** image, size_t* bytes);
 int compiler_version();
@@ -30,11 +30,11 @@ std::shared_ptr<Program> parse(const void* image, size_t bytes);
 
 /// The kernel, or null if there is none of that name.
 const Kernel* find_kernel(Program& program, const char* name);
-/// What a launch checks; it can be run by the interpreter only.
+/// The kernel's limits, which a launch checks. It has no code: only the interpreter can run it.
 const brrr_emulator::Kernel& description(const Kernel& kernel);
 
-/// Runs all blocks of a launch. Fails with the kernel, block, thread and line of PTX where a rule
-/// is broken.
+/// Runs all blocks of a launch. Fails, naming the kernel, block, thread and PTX line, if a rule is
+/// broken.
 void run(const Kernel& kernel, const Work& work, Memory& memory, unsigned long order);
 
 }  // namespace brrr::emulator::ptx

@@ -18,7 +18,7 @@ class Body {
       : p_(p), kernel_(kernel), text_(r.text.body), line_(r.text.line), scopes_(1) {
     registers_ = p.registers;
     predicates_ = p.predicates;
-    own_ = most_own_ = p.own_bytes;
+    local_ = most_local_ = p.local_bytes;
     shared_ = p.shared_bytes;
     outer_ = {&r.scope, &p.scope};
   }
@@ -37,19 +37,19 @@ class Body {
     if (!kernel_) {
       p_.registers = registers_;
       p_.predicates = predicates_;
-      p_.own_bytes = round_up(most_own_, 16);
+      p_.local_bytes = round_up(most_local_, 16);
       p_.shared_bytes = shared_;
       return;
     }
     kernel_->registers = registers_;
     kernel_->predicates = predicates_;
-    kernel_->own_bytes = round_up(most_own_, 16);
+    kernel_->local_bytes = round_up(most_local_, 16);
     kernel_->shared_bytes = shared_;
     kernel_->waits = waits_;
   }
 
  private:
-  // --- words ---
+  // --- tokens ---
   bool skip() {
     for (; at_ < text_.size(); ++at_) {
       if (text_.compare(at_, 2, "//") == 0) at_ = std::min(text_.find('\n', at_), text_.size() - 1);
@@ -79,11 +79,11 @@ class Body {
   void statement() {
     if (take('{')) {
       scopes_.emplace_back();
-      owns_.push_back(own_);
+      outer_locals_.push_back(local_);
     } else if (take('}')) {
       scopes_.pop_back();
-      own_ = owns_.back();
-      owns_.pop_back();
+      local_ = outer_locals_.back();
+      outer_locals_.pop_back();
     } else if (take(';')) {
     } else if (next() == '.') {
       directive();
@@ -152,11 +152,11 @@ class Body {
     }
     take(';');
     const bool shared = where == ".shared";
-    uint64_t& end = shared ? shared_ : own_;
+    uint64_t& end = shared ? shared_ : local_;
     end = round_up(end, std::max(align, element));
     scopes_.back().symbols[w] = {shared ? Space::Shared : Space::Local, end, bytes};
     end += bytes;
-    most_own_ = std::max(most_own_, own_);
+    most_local_ = std::max(most_local_, local_);
   }
 
   // --- operands ---
@@ -265,8 +265,8 @@ class Body {
     if (groups.size() > 1) i.sources = groups[1];
   }
 
-  // ptxas (as of 13.0) makes of a choice between -0 and 1, or -1, one between 0 and that.
-  void expect_sign_to_stay(const Insn& i) {
+  // Rejects a selp of -0 and 1 or -1, which ptxas (as of 13.0) compiles as one of 0 and 1 or -1.
+  void reject_lost_sign(const Insn& i) {
     const auto value = [&](uint32_t k) {
       const Operand& o = p_.operands[i.first + k];
       return o.kind == Operand::Constant ? p_.constants[o.at * lanes] : 0;
@@ -303,7 +303,7 @@ class Body {
       if (mnemonic.starts_with("mov.") && (i.targets > 1 || i.sources > 1)) {
         i.run = i.targets > 1 ? unpack : pack;
       }
-      if (mnemonic == "selp.f32") expect_sign_to_stay(i);
+      if (mnemonic == "selp.f32") reject_lost_sign(i);
     }
     p_.code.push_back(i);
   }
@@ -319,7 +319,7 @@ class Body {
   }
 
   void copy(Insn i, const Symbol& to, const Symbol& from) {
-    i.run = copy_own;
+    i.run = copy_local;
     i.offset = static_cast<int64_t>(to.at);
     i.target = static_cast<uint32_t>(from.at);
     i.bytes = static_cast<uint8_t>(from.bytes);
@@ -353,9 +353,9 @@ class Body {
   uint32_t line_;
   std::vector<Scope> scopes_;
   std::vector<Scope*> outer_;
-  std::vector<uint64_t> owns_;
+  std::vector<uint64_t> outer_locals_;
   uint32_t registers_, predicates_;
-  uint64_t own_, most_own_, shared_;
+  uint64_t local_, most_local_, shared_;
   Symbol dynamic_{};
   bool waits_ = false, truths_ = false;
   std::unordered_map<std::string, uint32_t> labels_;

@@ -1,4 +1,4 @@
-// What the lanes of a warp do together. The scheduler has brought all lanes of `m` here.
+// Warp-collective instructions. The scheduler runs them once all lanes of `m` have arrived.
 
 #include "tests/emulator/mma.h"
 #include "tests/emulator/ptx_warp.h"
@@ -9,8 +9,8 @@ namespace {
 
 enum class Shuffle { index, up, down, bfly };
 
-// As the ISA defines it: the source lane is bounded by what c says, and a lane out of bounds gets
-// its own value and false.
+// As the ISA defines it: c bounds the source lane; a lane with a source out of bounds gets its own
+// value and false.
 template <Shuffle how> void shuffle(Warp& w, const Insn& i, Mask m) {
   const bool has_truth = i.count == 6;
   const int at = has_truth ? 2 : 1;
@@ -55,7 +55,7 @@ template <Shuffle how> void shuffle(Warp& w, const Insn& i, Mask m) {
     known |= (known_a >> source & 1) << lane;
   });
   w.define(d, m, known);
-  if (has_truth) w.set_truth(w.operand(i, 1), m, yes, everyone);
+  if (has_truth) w.set_truth(w.operand(i, 1), m, yes, all_lanes);
 }
 
 void ballot(Warp& w, const Insn& i, Mask m) {
@@ -63,20 +63,20 @@ void ballot(Warp& w, const Insn& i, Mask m) {
   const Mask votes = w.truth_of(a) & m;
   uint64_t* to = w.row_of(d);
   each(m, [&](int l) { to[l] = votes; });
-  w.define(d, m, (w.known_of(a) & m) == m ? everyone : 0);
+  w.define(d, m, (w.known_of(a) & m) == m ? all_lanes : 0);
 }
 
 template <bool all> void vote(Warp& w, const Insn& i, Mask m) {
   const Operand &d = w.operand(i, 0), &a = w.operand(i, 1);
   const Mask votes = w.truth_of(a) & m;
-  w.set_truth(d, m, (all ? votes == m : votes != 0) ? everyone : 0,
-              (w.known_of(a) & m) == m ? everyone : 0);
+  w.set_truth(d, m, (all ? votes == m : votes != 0) ? all_lanes : 0,
+              (w.known_of(a) & m) == m ? all_lanes : 0);
 }
 
-// d, a, b, c with 4, 4, 2 and 4 registers.
+// mma: d, a, b, c have 4, 4, 2 and 4 registers.
 template <float (*widen)(unsigned short)> void multiply(Warp& w, const Insn& i, Mask m) {
   brrr_emulator::Slot slots[lanes];
-  Mask known = everyone;
+  Mask known = all_lanes;
   for (int k = 0; k < 6; ++k) {
     const Operand& o = w.operand(i, 4 + k);
     for (int l = 0; l < lanes; ++l) {
@@ -86,8 +86,8 @@ template <float (*widen)(unsigned short)> void multiply(Warp& w, const Insn& i, 
     known &= w.known_of(o);
   }
   for (int k = 0; k < 4; ++k) known &= w.known_of(w.operand(i, 10 + k));
-  // An element depends on lanes of its row and column; all of them must have been written.
-  if (known != everyone) {
+  // An element depends on many lanes' registers; requires those of all lanes to be defined.
+  if (known != all_lanes) {
     fail_at(w, i, first_of(~known), "multiplies registers that were never written");
   }
   uint64_t results[4][lanes];
@@ -100,7 +100,7 @@ template <float (*widen)(unsigned short)> void multiply(Warp& w, const Insn& i, 
   for (int k = 0; k < 4; ++k) {
     const Operand& d = w.operand(i, k);
     std::memcpy(w.row_of(d), results[k], sizeof results[k]);
-    w.define(d, m, everyone);
+    w.define(d, m, all_lanes);
   }
 }
 

@@ -1,4 +1,4 @@
-// Kernels as PTX: by the compiler of the module for GPUs, with its options.
+// Compiles kernels to PTX with the module brrr_cuda, with the options that it uses for GPUs.
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -49,8 +49,8 @@ const Driver& compiler() {
   return *module;
 }
 
-// Where the PTX of a program is kept from one process to the next: in the folder that
-// BRRR_EMULATOR_PTX names, if it does, with the text beside it.
+// The path, without extension, at which a program's PTX and source are kept for later processes: in
+// the folder that BRRR_EMULATOR_PTX names; "" if it names none.
 std::string kept_at(const std::string& source, const std::string& name, int major, int minor) {
   const std::string folder = std::getenv("BRRR_EMULATOR_PTX");
   if (folder.find('/') == folder.npos) return "";
@@ -70,8 +70,8 @@ bool read_kept(const std::string& path, const char** image, size_t* bytes) {
   return true;
 }
 
-// Written under another name first, because several processes may do it at once.
-void keep(const std::string& path, const char* source, const char* image, size_t bytes) {
+// Writes to a temporary name and renames it: several processes may write the same file at once.
+void write_kept(const std::string& path, const char* source, const char* image, size_t bytes) {
   if (path.empty()) return;
   std::ofstream(path + ".cu") << source;
   const std::string part = fmt::format("{}.{}", path, getpid());
@@ -81,17 +81,17 @@ void keep(const std::string& path, const char* source, const char* image, size_t
 
 }  // namespace
 
-// For a capability that it does not know the module's compiler makes PTX of the one before.
+// Asks for the following minor versions: brrr_cuda gives PTX only where NVRTC does not know one.
 Failure compile(const char* source, const char* name, int major, int minor, const char** image,
                 size_t* bytes) {
   expect_compiler();
   const std::string kept = kept_at(source, name, major, minor);
   if (read_kept(kept, image, bytes)) return nullptr;
   for (int next = minor + 1; next < 10; ++next) {
-    const Failure words = compiler().compile(source, name, major, next, image, bytes);
-    if (words) return words;
+    const Failure failure = compiler().compile(source, name, major, next, image, bytes);
+    if (failure) return failure;
     if (is_ptx(*image, *bytes)) {
-      keep(kept, source, *image, *bytes);
+      write_kept(kept, source, *image, *bytes);
       return nullptr;
     }
   }
@@ -100,12 +100,12 @@ Failure compile(const char* source, const char* name, int major, int minor, cons
 
 void expect_compiler() { compiler(); }
 
-// Other than that of machine code, so that images of the two are not taken for each other.
+// Differs from brrr_cuda's version, so that cached PTX and machine code are not confused.
 int compiler_version() {
   try {
     return compiler().compiler_version() + 1'000'000;
   } catch (const std::exception&) {
-    return 0;  // compile() will say why.
+    return 0;  // compile() will report it.
   }
 }
 

@@ -1,4 +1,4 @@
-// cvt, and what moves bits: mov, selp, cvta.
+// cvt, and the instructions that move bits: mov, selp, cvta.
 
 #include <algorithm>
 #include <cmath>
@@ -25,7 +25,7 @@ template <Way way, class T> T integral(T x) {
   }
 }
 
-// Clamped to the range; NaN is 0 only where neither side has 64 bits, else the highest bit.
+// Clamps to the range. NaN gives 0 if neither type has 64 bits, else only the highest bit set.
 template <class D, class A, Way way> D to_integer(A x) {
   if (std::isnan(x)) {
     constexpr bool zero = !std::is_same_v<A, double> && sizeof(D) < 8;
@@ -97,7 +97,7 @@ template <class T> void add_move(Table& t, const char* type) {
   t[std::string("mov") + type] = {unary<T, T, same<T>>};
 }
 
-// Only what is chosen need have been written.
+// Of the two values only the selected one must be defined.
 template <class T> void select(Warp& w, const Insn& i, Mask m) {
   const Operand &d = w.operand(i, 0), &a = w.operand(i, 1), &b = w.operand(i, 2),
                 &p = w.operand(i, 3);
@@ -148,8 +148,8 @@ void add_moves(Table& t) {
   t["cvta.global.u64"] = t["cvta.to.global.u64"] = {unary<U, U, same<U>>};
   t["cvta.shared.u64"] = {unary<U, U, to_generic<shared_window>>};
   t["cvta.to.shared.u64"] = {unary<U, U, of_generic<shared_window>>};
-  t["cvta.local.u64"] = {unary<U, U, to_generic<own_window>>};
-  t["cvta.to.local.u64"] = {unary<U, U, of_generic<own_window>>};
+  t["cvta.local.u64"] = {unary<U, U, to_generic<local_window>>};
+  t["cvta.to.local.u64"] = {unary<U, U, of_generic<local_window>>};
   t["cvta.param.u64"] = {unary<U, U, to_generic<parameter_window>>};
   t["cvta.to.param.u64"] = {unary<U, U, of_generic<parameter_window>>};
 }
@@ -158,7 +158,7 @@ void pack(Warp& w, const Insn& i, Mask m) {
   const Operand& d = w.operand(i, 0);
   const int bits = d.bits / i.sources;
   uint64_t packed[lanes] = {};
-  Mask known = everyone;
+  Mask known = all_lanes;
   for (int k = 0; k < i.sources; ++k) {
     const Operand& a = w.operand(i, 1 + k);
     const uint64_t* x = w.row(a);

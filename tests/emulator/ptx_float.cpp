@@ -1,4 +1,4 @@
-// Instructions on floats, as exact as the ISA says.
+// Floating-point instructions, as accurate as the ISA requires.
 
 #include <cfenv>
 #include <cmath>
@@ -10,8 +10,8 @@ namespace brrr::emulator::ptx {
 
 namespace {
 
-// A result that is NaN is the canonical one in float32. Payloads of float64 are the host's.
-template <class T> T made(T x) {
+// Replaces a NaN result by the canonical NaN in float32. Payloads of float64 are the host's.
+template <class T> T canonical(T x) {
   if constexpr (std::is_same_v<T, float>) {
     return std::isnan(x) ? std::bit_cast<float>(0x7fffffffu) : x;
   } else {
@@ -27,30 +27,30 @@ float fma_to_zero(float a, float b, float c) {
   std::fesetround(FE_TOWARDZERO);
   const volatile float r = std::fma(x, y, z);
   std::fesetround(before);
-  return made<float>(r);
+  return canonical<float>(r);
 }
 
-// Where the divisor is so large that its reciprocal is subnormal, the ISA says what comes out.
-float divide_roughly(float a, float b) {
+// div.approx. The ISA defines the result for divisors so large that their reciprocal is subnormal.
+float divide_approx(float a, float b) {
   const float size = std::fabs(b);
   if (size > 0x1p126f && std::isfinite(size)) {
-    if (std::isinf(a)) return made(std::numeric_limits<float>::quiet_NaN());
+    if (std::isinf(a)) return canonical(std::numeric_limits<float>::quiet_NaN());
     return std::copysign(0.0f, a * b);
   }
-  return made(static_cast<float>(static_cast<double>(a) / b));
+  return canonical(static_cast<float>(static_cast<double>(a) / b));
 }
 
-// The upper half of the result's bits.
-double reciprocal_roughly(double x) {
+// rcp.approx.ftz.f64: only the upper 32 bits of the result.
+double reciprocal_upper(double x) {
   if (std::fpclassify(x) == FP_SUBNORMAL) x = std::copysign(0.0, x);
   double r = std::bit_cast<double>(std::bit_cast<uint64_t>(1 / x) & ~uint64_t{0xffffffff});
   if (std::isnan(x)) r = x;
   return std::fpclassify(r) == FP_SUBNORMAL ? std::copysign(0.0, r) : r;
 }
 
-// Of two numbers the one that is no NaN; -0 is less than 0.
+// min or max: the other operand if one is NaN; -0 is less than 0.
 template <class T, bool greater> T choose(T a, T b) {
-  if (std::isnan(a)) return made(b);
+  if (std::isnan(a)) return canonical(b);
   if (std::isnan(b)) return a;
   if (a == b) return std::signbit(a) == greater ? b : a;
   return (a > b) == greater ? a : b;
@@ -75,17 +75,17 @@ template <class T> void add_float_comparisons(Table& t, const char* type) {
 }
 
 template <class T> void add_float_type(Table& t, const char* type) {
-  const auto both = [&](const char* what, Op op) {  // .rn is what no rounding means
+  const auto both = [&](const char* what, Op op) {  // .rn is the default rounding
     t[std::string(what) + ".rn" + type] = op;
     t[std::string(what) + type] = op;
   };
-  both("add", {binary<T, T, T, [](T a, T b) { return made<T>(a + b); }>});
-  both("sub", {binary<T, T, T, [](T a, T b) { return made<T>(a - b); }>});
-  both("mul", {binary<T, T, T, [](T a, T b) { return made<T>(a * b); }>});
-  both("div", {binary<T, T, T, [](T a, T b) { return made<T>(a / b); }>});
-  both("fma", {ternary<T, T, T, [](T a, T b, T c) { return made<T>(std::fma(a, b, c)); }>});
-  both("sqrt", {unary<T, T, [](T a) { return made<T>(std::sqrt(a)); }>});
-  both("rcp", {unary<T, T, [](T a) { return made<T>(1 / a); }>});
+  both("add", {binary<T, T, T, [](T a, T b) { return canonical<T>(a + b); }>});
+  both("sub", {binary<T, T, T, [](T a, T b) { return canonical<T>(a - b); }>});
+  both("mul", {binary<T, T, T, [](T a, T b) { return canonical<T>(a * b); }>});
+  both("div", {binary<T, T, T, [](T a, T b) { return canonical<T>(a / b); }>});
+  both("fma", {ternary<T, T, T, [](T a, T b, T c) { return canonical<T>(std::fma(a, b, c)); }>});
+  both("sqrt", {unary<T, T, [](T a) { return canonical<T>(std::sqrt(a)); }>});
+  both("rcp", {unary<T, T, [](T a) { return canonical<T>(1 / a); }>});
   t[std::string("neg") + type] = {unary<T, T, [](T a) { return -a; }>};
   t[std::string("abs") + type] = {unary<T, T, [](T a) { return std::fabs(a); }>};
   t[std::string("min") + type] = {binary<T, T, T, choose<T, false>>};
@@ -95,21 +95,21 @@ template <class T> void add_float_type(Table& t, const char* type) {
   add_float_comparisons<T>(t, type);
 }
 
-// An approximation is the double result rounded; where there is .ftz, subnormals are zeros.
-template <auto f> void add_rough(Table& t, const std::string& name) {
+// An approximation is the double result rounded; with .ftz subnormals are flushed to zero.
+template <auto f> void add_approx(Table& t, const std::string& name) {
   using F = float;
   t[name + ".approx.f32"] = {
-      unary<F, F, [](F x) { return made(static_cast<F>(f(static_cast<double>(x)))); }>};
+      unary<F, F, [](F x) { return canonical(static_cast<F>(f(static_cast<double>(x)))); }>};
   t[name + ".approx.ftz.f32"] = {unary<F, F, [](F x) {
-    return flush(made(static_cast<F>(f(static_cast<double>(flush(x))))));
+    return flush(canonical(static_cast<F>(f(static_cast<double>(flush(x))))));
   }>};
 }
 
-// A reciprocal is the number nearest to it or, as it happens, that above or below: nothing better
-// is promised.
+// rcp.approx: the nearest float or, depending on x, the one above or below it, since 1 ulp is all
+// that the ISA guarantees.
 float reciprocal_off(float x) {
   const float y = 1 / x;
-  if (!std::isnormal(y)) return made(y);
+  if (!std::isnormal(y)) return canonical(y);
   const uint32_t off = (std::bit_cast<uint32_t>(x) * 0x85ebca6bu >> 16) % 3;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(y) + off - 1);
 }
@@ -121,17 +121,17 @@ void add_float(Table& t) {
   add_float_type<float>(t, ".f32");
   add_float_type<double>(t, ".f64");
   t["fma.rz.f32"] = {ternary<float, float, float, fma_to_zero>};
-  t["div.approx.f32"] = {binary<float, float, float, divide_roughly>};
-  t["rcp.approx.ftz.f64"] = {unary<double, double, reciprocal_roughly>};
+  t["div.approx.f32"] = {binary<float, float, float, divide_approx>};
+  t["rcp.approx.ftz.f64"] = {unary<double, double, reciprocal_upper>};
   t["rcp.approx.f32"] = {unary<float, float, reciprocal_off>};
   t["rcp.approx.ftz.f32"] = {unary<float, float, reciprocal_off_ftz>};
-  add_rough<[](double x) { return 1 / std::sqrt(x); }>(t, "rsqrt");
-  add_rough<[](double x) { return std::sqrt(x); }>(t, "sqrt");
-  add_rough<[](double x) { return std::exp2(x); }>(t, "ex2");
-  add_rough<[](double x) { return std::log2(x); }>(t, "lg2");
-  add_rough<[](double x) { return std::sin(x); }>(t, "sin");
-  add_rough<[](double x) { return std::cos(x); }>(t, "cos");
-  add_rough<[](double x) { return std::tanh(x); }>(t, "tanh");
+  add_approx<[](double x) { return 1 / std::sqrt(x); }>(t, "rsqrt");
+  add_approx<[](double x) { return std::sqrt(x); }>(t, "sqrt");
+  add_approx<[](double x) { return std::exp2(x); }>(t, "ex2");
+  add_approx<[](double x) { return std::log2(x); }>(t, "lg2");
+  add_approx<[](double x) { return std::sin(x); }>(t, "sin");
+  add_approx<[](double x) { return std::cos(x); }>(t, "cos");
+  add_approx<[](double x) { return std::tanh(x); }>(t, "tanh");
 }
 
 }  // namespace brrr::emulator::ptx

@@ -1,4 +1,4 @@
-// Instructions on integers and predicates.
+// Integer and predicate instructions.
 
 #include <algorithm>
 #include <bit>
@@ -21,7 +21,7 @@ template <> struct TwiceOf<uint64_t> { using type = unsigned __int128; };
 template <class T> using Twice = typename TwiceOf<T>::type;
 
 template <class T> constexpr uint32_t width = sizeof(T) * 8;
-// Wraps around; in 64 bits, because products of 16-bit numbers would be computed as int.
+// Wraps around. Computed in 64 bits, because C++ would compute 16-bit products as int.
 template <class T> constexpr T wrap(uint64_t x) { return static_cast<T>(x); }
 
 template <class T> T high(T a, T b) {
@@ -34,7 +34,7 @@ template <class T> T shift_right(T a, uint32_t n) {
   return static_cast<T>(a >> std::min(n, width<T> - 1) >> (n >= width<T> ? 1 : 0));
 }
 
-// The ISA leaves division by zero unspecified.
+// Division by zero fails: its result is unspecified in the ISA.
 template <class T, bool remainder> void divide(Warp& w, const Insn& i, Mask m) {
   const Operand &d = w.operand(i, 0), &a = w.operand(i, 1), &b = w.operand(i, 2);
   const uint64_t *x = w.row(a), *y = w.row(b);
@@ -43,7 +43,7 @@ template <class T, bool remainder> void divide(Warp& w, const Insn& i, Mask m) {
   each(m, [&](int l) {
     const T p = get<T>(x[l]), q = get<T>(y[l]);
     if (q == 0 && known >> l & 1) fail_at(w, i, l, "divides an integer by zero");
-    // Of the least number by -1, too, the CPU would make a fault.
+    // Division by -1 is a negation: the CPU would fault on the least integer by -1.
     const bool minus = q == 0 || (std::is_signed_v<T> && q == static_cast<T>(-1));
     if (remainder)
       to[l] = put<T>(minus ? T{0} : static_cast<T>(p % q));
@@ -112,7 +112,7 @@ template <class T> void add_bits(Table& t, const char* type) {
   }
 }
 
-// d = a with the bits of b's place; operands are the insertion, the base, position and length.
+// bfi: inserts the low bits of a into b; operands are d, a, b, position and length.
 void insert_bits(Warp& w, const Insn& i, Mask m) {
   const Operand& d = w.operand(i, 0);
   const uint64_t *a = w.row(w.operand(i, 1)), *b = w.row(w.operand(i, 2)),
@@ -125,7 +125,7 @@ void insert_bits(Warp& w, const Insn& i, Mask m) {
     const uint64_t put_in = position >= 32 ? 0 : (a[l] & 0xffffffff) << position;
     to[l] = (b[l] & ~place & 0xffffffff) | (put_in & place);
   });
-  Mask known = everyone;
+  Mask known = all_lanes;
   for (int k = 1; k < 5; ++k) known &= w.known_of(w.operand(i, k));
   w.define(d, m, known);
 }
@@ -173,12 +173,12 @@ void logic(Warp& w, const Insn& i, Mask m) {
     }
     to[l] = r & 0xffffffff;
   });
-  Mask known = everyone;
+  Mask known = all_lanes;
   for (int k = 1; k < 4; ++k) known &= w.known_of(w.operand(i, k));
   w.define(d, m, known);
 }
 
-// With the carry of the last such instruction. `sum` adds or subtracts two numbers and a carry.
+// d = x + y or x - y, which may read and write the carry flag (add.cc, addc, subc, ...).
 template <bool subtracts, bool reads, bool writes, class T>
 void carried(Warp& w, const Operand& d, Mask m, Mask known, const T& x, const uint64_t* y) {
   uint64_t* to = w.row_of(d);
@@ -220,8 +220,8 @@ template <class T> void add_comparisons(Table& t, const char* type) {
   t[name("ge")] = {compare<T, [](T a, T b) { return (a >= b); }>};
 }
 
-// What an undefined input cannot change is defined.
-template <int op> void logic_of_truths(Warp& w, const Insn& i, Mask m) {
+// The result is defined if an undefined input cannot change it.
+template <int op> void predicate_logic(Warp& w, const Insn& i, Mask m) {
   const Operand &a = w.operand(i, 1), &b = w.operand(i, 2);
   const Mask x = w.truth_of(a), y = w.truth_of(b), kx = w.known_of(a), ky = w.known_of(b);
   Mask known = kx & ky;
@@ -229,7 +229,7 @@ template <int op> void logic_of_truths(Warp& w, const Insn& i, Mask m) {
   if (op == 1) known |= (kx & x) | (ky & y);
   w.set_truth(w.operand(i, 0), m, op == 0 ? x & y : op == 1 ? x | y : x ^ y, known);
 }
-template <bool inverts> void move_truth(Warp& w, const Insn& i, Mask m) {
+template <bool inverts> void move_predicate(Warp& w, const Insn& i, Mask m) {
   const Operand& a = w.operand(i, 1);
   w.set_truth(w.operand(i, 0), m, inverts ? ~w.truth_of(a) : w.truth_of(a), w.known_of(a));
 }
@@ -277,11 +277,11 @@ void add_integer(Table& t) {
   t["madc.lo.u32"] = {mad_carry<false, true, false>};
   t["madc.hi.u32"] = {mad_carry<true, true, false>};
   t["mad.hi.cc.u32"] = {mad_carry<true, false, true>};
-  t["and.pred"] = {logic_of_truths<0>};
-  t["or.pred"] = {logic_of_truths<1>};
-  t["xor.pred"] = {logic_of_truths<2>};
-  t["not.pred"] = {move_truth<true>};
-  t["mov.pred"] = {move_truth<false>};
+  t["and.pred"] = {predicate_logic<0>};
+  t["or.pred"] = {predicate_logic<1>};
+  t["xor.pred"] = {predicate_logic<2>};
+  t["not.pred"] = {move_predicate<true>};
+  t["mov.pred"] = {move_predicate<false>};
 }
 
 }  // namespace brrr::emulator::ptx

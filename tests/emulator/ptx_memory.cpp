@@ -1,4 +1,4 @@
-// ld, st, and the parameters of calls: each access is checked before it is done.
+// ld, st, asynchronous copies and the arguments of calls. Each access is checked before it is made.
 
 #include <algorithm>
 
@@ -13,15 +13,15 @@ Access access_of(const Warp& w, const Insn& i, int lane) {
           i.is_volatile ? Access::strong : uint8_t{0}};
 }
 
-std::string name_of(const Warp& w, const Access& who) {
-  if (who.block == w.block->serial) return fmt::format("thread {}", who.thread);
-  return fmt::format("thread {} of block {} in the order that they run", who.thread,
-                     who.block - w.block->first_serial);
+std::string name_of(const Warp& w, const Access& other) {
+  if (other.block == w.block->serial) return fmt::format("thread {}", other.thread);
+  return fmt::format("thread {} of block {} in the order that they run", other.thread,
+                     other.block - w.block->first_serial);
 }
 
-[[noreturn]] void fail_race(const Warp& w, const Insn& i, int lane, const char* words,
-                            const Access& who, const char* space, uint64_t at) {
-  fail_at(w, i, lane, fmt::format("{}: {} at {} {:#x}", words, name_of(w, who), space, at));
+[[noreturn]] void fail_race(const Warp& w, const Insn& i, int lane, const char* error,
+                            const Access& other, const char* space, uint64_t at) {
+  fail_at(w, i, lane, fmt::format("{}: {} at {} {:#x}", error, name_of(w, other), space, at));
 }
 
 void expect_inside(const Warp& w, const Insn& i, int lane, const char* space, uint64_t at,
@@ -32,7 +32,7 @@ void expect_inside(const Warp& w, const Insn& i, int lane, const char* space, ui
                       static_cast<int64_t>(at), space, all));
 }
 
-// The allocation, the last one being the next one most of the time.
+// Finds the allocation or variable, trying first the one accessed last, and checks its bounds.
 void expect_global(const Warp& w, const Insn& i, int lane, uint64_t at, uint64_t bytes) {
   Block& b = *w.block;
   if (at >= b.begin && at + bytes <= b.end) return;
@@ -64,14 +64,14 @@ struct Place {
   uint64_t at;
 };
 
-// What a generic address means.
+// The state space and offset of a generic address.
 Place resolve(const Warp& w, const Insn& i, int lane, uint64_t address) {
   if (i.space != Space::Generic) return {i.space, address};
   switch (address >> 60) {
     case 1:
       return {Space::Shared, address - shared_window};
     case 2:
-      return {Space::Local, address - own_window};
+      return {Space::Local, address - local_window};
     case 3:
       return {Space::Parameter, address - parameter_window};
     case 0:
@@ -94,10 +94,10 @@ uint64_t address_of(const Warp& w, const Insn& i, int lane, const Operand& base,
   return at;
 }
 
-// Where the bytes are in the host's memory, after all checks of a read.
+// Checks a read; returns where the bytes are in host memory (null for local memory).
 const unsigned char* reading(Warp& w, const Insn& i, int lane, Place p, uint32_t bytes) {
   Block& b = *w.block;
-  Access who;
+  Access other;
   switch (p.space) {
     case Space::Shared: {
       expect_inside(w, i, lane, "shared memory", p.at, bytes, b.shared.size());
@@ -107,9 +107,9 @@ const unsigned char* reading(Warp& w, const Insn& i, int lane, Place p, uint32_t
                             "written",
                             p.at));
       }
-      const char* words =
-          b.shared_shadow.read(p.at, bytes, access_of(w, i, lane), b.serial, false, &who);
-      if (words) fail_race(w, i, lane, words, who, "shared memory", p.at);
+      const char* error =
+          b.shared_shadow.read(p.at, bytes, access_of(w, i, lane), b.serial, false, &other);
+      if (error) fail_race(w, i, lane, error, other, "shared memory", p.at);
       return b.shared.data() + p.at;
     }
     case Space::Local:
@@ -120,9 +120,9 @@ const unsigned char* reading(Warp& w, const Insn& i, int lane, Place p, uint32_t
     default: {
       expect_global(w, i, lane, p.at, bytes);
       const auto* from = reinterpret_cast<const unsigned char*>(p.at);
-      const char* words = b.global_shadow->read(p.at, bytes, access_of(w, i, lane), b.first_serial,
-                                                i.read_only, &who);
-      if (words) fail_race(w, i, lane, words, who, "address", p.at);
+      const char* error = b.global_shadow->read(p.at, bytes, access_of(w, i, lane), b.first_serial,
+                                                i.read_only, &other);
+      if (error) fail_race(w, i, lane, error, other, "address", p.at);
       return from;
     }
   }
@@ -140,7 +140,7 @@ void load(Warp& w, const Insn& i, Mask m) {
   const Mask known = w.known_of(base);
   const uint32_t bytes = uint32_t{i.bytes} * i.vector;
   uint64_t values[4][lanes];
-  Mask defined[4] = {everyone, everyone, everyone, everyone};
+  Mask defined[4] = {all_lanes, all_lanes, all_lanes, all_lanes};
   each(m, [&](int l) {
     const Place p = resolve(w, i, l, address_of(w, i, l, base, known, bytes));
     const unsigned char* from = reading(w, i, l, p, bytes);
@@ -153,10 +153,10 @@ void load(Warp& w, const Insn& i, Mask m) {
       }
     }
     if (!from) {
-      const uint64_t all = w.own.size() / lanes;
+      const uint64_t all = w.local.size() / lanes;
       expect_inside(w, i, l, "local memory", p.at, bytes, all);
-      from = w.own.data() + static_cast<uint64_t>(l) * all + p.at;
-      const unsigned char* written = w.own_known.data() + static_cast<uint64_t>(l) * all + p.at;
+      from = w.local.data() + static_cast<uint64_t>(l) * all + p.at;
+      const unsigned char* written = w.local_known.data() + static_cast<uint64_t>(l) * all + p.at;
       for (uint32_t k = 0; k < bytes; ++k) {
         if (!written[k]) defined[k / i.bytes] &= ~(Mask{1} << l);
       }
@@ -171,27 +171,27 @@ void load(Warp& w, const Insn& i, Mask m) {
   }
 }
 
-// Shared or global memory of which other threads may know.
+// Checks and performs a write to shared or global memory.
 void write_common(Warp& w, const Insn& i, int lane, Place p, const unsigned char* bytes,
                   uint32_t count) {
   Block& b = *w.block;
-  Access who;
+  Access other;
   unsigned char* to = nullptr;
-  const char *words = nullptr, *space = "address";
+  const char *error = nullptr, *space = "address";
   if (p.space == Space::Shared) {
     expect_inside(w, i, lane, "shared memory", p.at, count, b.shared.size());
     to = b.shared.data() + p.at;
     space = "shared memory";
-    words = b.shared_shadow.write(p.at, count, access_of(w, i, lane), b.serial,
-                                  std::memcmp(to, bytes, count) == 0, &who);
+    error = b.shared_shadow.write(p.at, count, access_of(w, i, lane), b.serial,
+                                  std::memcmp(to, bytes, count) == 0, &other);
   } else {
     expect_global(w, i, lane, p.at, count);
     to = reinterpret_cast<unsigned char*>(p.at);
-    words = b.global_shadow->write(p.at, count, access_of(w, i, lane), b.first_serial,
-                                   std::memcmp(to, bytes, count) == 0, &who);
+    error = b.global_shadow->write(p.at, count, access_of(w, i, lane), b.first_serial,
+                                   std::memcmp(to, bytes, count) == 0, &other);
     if (!b.is_variable) b.memory->marks.set(p.at, count, true);
   }
-  if (words) fail_race(w, i, lane, words, who, space, p.at);
+  if (error) fail_race(w, i, lane, error, other, space, p.at);
   std::memcpy(to, bytes, count);
 }
 
@@ -208,20 +208,20 @@ void store(Warp& w, const Insn& i, Mask m) {
       std::memcpy(values + k * i.bytes, &w.row(a)[l], i.bytes);
       defined[k] = w.known_of(a) >> l & 1;
       if (!defined[k] && p.space != Space::Local) {
-        fail_at(w, i, l, "stores what nobody has written: a register or memory");
+        fail_at(w, i, l, "stores an undefined value, from a register or memory");
       }
     }
     if (p.space == Space::Parameter) fail_at(w, i, l, "stores to the kernel's parameters");
     if (p.space != Space::Local) return write_common(w, i, l, p, values, bytes);
-    const uint64_t all = w.own.size() / lanes;
+    const uint64_t all = w.local.size() / lanes;
     expect_inside(w, i, l, "local memory", p.at, bytes, all);
     const uint64_t at = static_cast<uint64_t>(l) * all + p.at;
-    std::memcpy(w.own.data() + at, values, bytes);
-    for (uint32_t k = 0; k < bytes; ++k) w.own_known[at + k] = defined[k / i.bytes];
+    std::memcpy(w.local.data() + at, values, bytes);
+    for (uint32_t k = 0; k < bytes; ++k) w.local_known[at + k] = defined[k / i.bytes];
   });
 }
 
-// Lane l has the address of row l % 8 of matrix l / 8, and gets two neighbours of each matrix.
+// Lane l passes the address of row l % 8 of matrix l / 8 and gets two adjacent elements of each.
 template <bool turned> void load_matrices(Warp& w, const Insn& i, Mask m) {
   const Operand base = w.operand(i, 4);
   uint16_t rows[lanes][8];
@@ -236,12 +236,12 @@ template <bool turned> void load_matrices(Warp& w, const Insn& i, Mask m) {
       w.row_of(d)[l] = turned ? rows[first + near][far] | rows[first + near + 1][far] << 16
                               : rows[first + far][near] | rows[first + far][near + 1] << 16;
     });
-    w.define(d, m, everyone);
+    w.define(d, m, all_lanes);
   }
 }
 
-// The bytes are read at once and written when they are waited for: until then whoever reads or
-// writes the same place is in a race, and finds what was there before.
+// Reads the bytes now and writes them when the copy is waited for. The write is also recorded now,
+// so that an access to the target meanwhile is a race; it finds the old bytes.
 void copy_async(Warp& w, const Insn& i, Mask m) {
   const Operand to = w.operand(i, 0), from = w.operand(i, 1), taken = w.operand(i, 3);
   const auto bytes = static_cast<uint32_t>(w.row(w.operand(i, 2))[0]);
@@ -250,19 +250,18 @@ void copy_async(Warp& w, const Insn& i, Mask m) {
     if (!(w.known_of(taken) >> l & 1)) fail_at(w, i, l, "copies a size that was never written");
     const uint64_t source = w.row(taken)[l];
     if (source != 0 && source != bytes) fail_at(w, i, l, "copies only a part");
-    // Also an address of which nothing is copied has to be one.
+    // The address must be valid even if nothing is copied from it.
     const uint64_t at = address_of(w, i, l, from, w.known_of(from), bytes);
     const unsigned char* const there = reading(w, i, l, {Space::Global, at}, bytes);
     if (source) {
       std::memcpy(c.bytes, there, bytes);
-      if (!w.block->memory->marks.all(at, bytes))
-        fail_at(w, i, l, "copies what nobody has written");
+      if (!w.block->memory->marks.all(at, bytes)) fail_at(w, i, l, "copies an undefined value");
     }
     expect_inside(w, i, l, "shared memory", c.to, bytes, w.block->shared.size());
-    Access who;
-    const char* const words =
-        w.block->shared_shadow.write(c.to, bytes, access_of(w, i, l), w.block->serial, false, &who);
-    if (words) fail_race(w, i, l, words, who, "shared memory", c.to);
+    Access other;
+    const char* const error = w.block->shared_shadow.write(c.to, bytes, access_of(w, i, l),
+                                                           w.block->serial, false, &other);
+    if (error) fail_race(w, i, l, error, other, "shared memory", c.to);
     w.copies.push_back(c);
   });
 }
@@ -283,13 +282,13 @@ void add_copies(Table& t) {
   t["cp.async.wait_all"] = {await_copies};
 }
 
-void copy_own(Warp& w, const Insn& i, Mask m) {
-  const uint64_t all = w.own.size() / lanes;
+void copy_local(Warp& w, const Insn& i, Mask m) {
+  const uint64_t all = w.local.size() / lanes;
   each(m, [&](int l) {
     const uint64_t to = static_cast<uint64_t>(l) * all + static_cast<uint64_t>(i.offset),
                    from = static_cast<uint64_t>(l) * all + i.target;
-    std::memcpy(w.own.data() + to, w.own.data() + from, i.bytes);
-    std::memcpy(w.own_known.data() + to, w.own_known.data() + from, i.bytes);
+    std::memcpy(w.local.data() + to, w.local.data() + from, i.bytes);
+    std::memcpy(w.local_known.data() + to, w.local_known.data() + from, i.bytes);
   });
 }
 

@@ -1,5 +1,5 @@
-// The text of a program: its variables, functions and kernels. Bodies are parsed when a kernel is
-// asked for, those of functions before all others.
+// Parses a program's text: variables, functions, kernels. Bodies of kernels are parsed when the
+// kernel is looked up, those of functions before.
 
 #include <algorithm>
 #include <cstdlib>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view spaces = " \t\r\n", name_end = " \t\r\n,;[](){}=<>|";
 
-// Top-level text, cut into words.
+// Splits top-level text into tokens.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}
@@ -40,7 +40,7 @@ class Reader {
     const std::string_view found = word();
     if (found != what) fail("PTX line {}: {} where {} is expected", line_, found, what);
   }
-  // After an opening brace: up to the closing one.
+  // The text from behind an opening brace to the closing one.
   Text body() {
     const size_t from = at_;
     const uint32_t line = line_;
@@ -80,7 +80,7 @@ struct Declared {
   uint64_t align = 1, bytes = 0, element = 0;
 };
 
-// .align N .b8 name[n], as far as the name and its size.
+// Parses `.align N .b8 name[n]`: alignment, element size, name and size.
 Declared declared(Reader& r) {
   Declared d;
   for (std::string_view w = r.word();; w = r.word()) {
@@ -126,14 +126,14 @@ void global_variable(Program& p, Reader& r) {
 void shared_variable(Program& p, Reader& r) {
   const Declared d = declared(r);
   r.expect(";");
-  // What has no size begins behind all that has one, which each kernel knows.
+  // An array without a size (dynamic) starts behind all others; each kernel computes where.
   const bool dynamic = d.bytes == 0;
   const uint64_t at = dynamic ? ~uint64_t{0} : round_up(p.shared_bytes, d.align);
   if (!dynamic) p.shared_bytes = at + d.bytes;
   p.scope.symbols[d.name] = {Space::Shared, at, d.bytes};
 }
 
-// What stands in parentheses; `at` is where the last of it ends.
+// Parses a parenthesised parameter list and lays it out from offset `at`, which moves to its end.
 std::vector<Symbol> parameters(Reader& r, Space space, uint64_t& at, Scope& scope) {
   std::vector<Symbol> found;
   r.expect("(");
@@ -151,7 +151,7 @@ std::vector<Symbol> parameters(Reader& r, Space space, uint64_t& at, Scope& scop
 
 void function(Program& p, Reader& r) {
   Scope scope;
-  uint64_t at = p.own_bytes;
+  uint64_t at = p.local_bytes;
   std::vector<Symbol> results;
   if (r.peek() == "(") results = parameters(r, Space::Local, at, scope);
   const std::string name(r.word());
@@ -159,10 +159,10 @@ void function(Program& p, Reader& r) {
   std::string_view end = r.word();
   while (end != ";" && end != "{") end = r.word();
   Routine& f = p.functions[name];
-  f.params = params;  // of the definition, which comes last, where there is a declaration too
+  f.params = params;  // a definition follows its declaration and replaces these
   f.results = results;
   f.scope = scope;
-  p.own_bytes = round_up(at, 16);
+  p.local_bytes = round_up(at, 16);
   if (end == "{") f.text = r.body();
 }
 
@@ -176,7 +176,7 @@ void entry(Program& p, Reader& r) {
   k.description = {k.name.c_str(), 1024, bytes, nullptr, nullptr};
   for (std::string_view w = r.word(); w != "{"; w = r.word()) {
     if (w != ".maxntid") continue;
-    uint64_t threads = number(r.word());  // of one dimension, or of up to three
+    uint64_t threads = number(r.word());  // one to three dimensions
     while (r.peek() == ",") {
       r.word();
       threads *= number(r.word());
@@ -230,7 +230,7 @@ std::shared_ptr<Program> parse(const void* image, size_t bytes) {
   p->text.assign(static_cast<const char*>(image), bytes);
   p->text.resize(std::min(p->text.find('\0'), p->text.size()));
   parse_top(*p);
-  // A function's code comes before what calls it, so that its lanes are the first to run.
+  // Functions come before kernels, as the scheduler runs lanes with the smallest address first.
   for (auto& [name, f] : p->functions) {
     if (!f.text.body.empty()) parse_body(*p, f, nullptr);
   }

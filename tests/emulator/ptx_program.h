@@ -1,5 +1,5 @@
 #pragma once
-// A program of PTX as the interpreter runs it: one array of instructions with numbered registers.
+// A PTX program in the interpreter's form: one array of instructions with numbered registers.
 
 #include <cstdint>
 #include <map>
@@ -15,14 +15,14 @@ namespace brrr::emulator::ptx {
 inline uint64_t round_up(uint64_t x, uint64_t step) { return (x + step - 1) / step * step; }
 
 constexpr int lanes = 32;
-using Mask = uint32_t;  // of a warp's lanes
-constexpr Mask everyone = ~Mask{0};
+using Mask = uint32_t;  // a bit per lane of a warp
+constexpr Mask all_lanes = ~Mask{0};
 
 struct Warp;
 struct Insn;
 using Run = void (*)(Warp&, const Insn&, Mask);
 
-/// A register by its number, or a constant by its row.
+/// A register by its number, a constant by its row, or a constant predicate (Truth).
 struct Operand {
   enum Kind : uint8_t { Register, Predicate, Constant, Truth } kind = Constant;
   uint8_t bits = 64;  // of a register, as declared
@@ -36,19 +36,19 @@ struct Insn {
   Run run = nullptr;
   Kind kind = Kind::Plain;
   bool guarded = false, negated = false;
-  uint8_t count = 0;                 // operands
-  uint8_t targets = 1, sources = 1;  // operands of the first and the second group in braces
+  uint8_t count = 0;                 // number of operands
+  uint8_t targets = 1, sources = 1;  // number of operands in the first and the second braced group
   Space space = Space::Generic;
   uint8_t bytes = 0, vector = 1;  // of a memory access: of one element, and how many
   bool is_signed = false, is_volatile = false, read_only = false;
-  uint32_t first = 0;  // operand
+  uint32_t first = 0;  // index of the first operand
   Operand guard;
   uint32_t target = 0;  // of a branch or call
   uint32_t line = 0;    // in the PTX
   int64_t offset = 0;   // of an address; the barrier's number
 };
 
-/// What a table of mnemonics has for each.
+/// The entry of a mnemonic in the instruction table.
 struct Op {
   Run run = nullptr;
   Kind kind = Kind::Plain;
@@ -60,16 +60,16 @@ void add_conversions(Table& t);
 void add_moves(Table& t);
 void add_collectives(Table& t);
 void add_copies(Table& t);
-/// ld, st and what else is read off the parts of its name; false for other names.
+/// ld and st, decoded from the parts of their name; false for other instructions.
 bool make_memory(std::string_view mnemonic, Insn& i);
 const Op* find_op(const std::string& mnemonic);
-/// Copies `bytes` at `target` of a thread's own memory to `offset`: parameters of calls.
-void copy_own(Warp& w, const Insn& i, Mask m);
-/// mov with registers in braces on one side.
+/// Copies `bytes` bytes at `target` of local memory to `offset`: passes the arguments of calls.
+void copy_local(Warp& w, const Insn& i, Mask m);
+/// mov with a braced register list on one side.
 void pack(Warp& w, const Insn& i, Mask m);
 void unpack(Warp& w, const Insn& i, Mask m);
 
-// Registers that each warp has from the start.
+// The special registers, which come first in each warp's register file.
 enum Special : uint32_t { tid, ntid = 3, ctaid = 6, nctaid = 9, laneid = 12, specials = 13 };
 
 struct Symbol {
@@ -79,7 +79,7 @@ struct Symbol {
 
 struct Scope {
   std::unordered_map<std::string, Operand> registers;
-  std::unordered_map<std::string, std::pair<Operand, uint32_t>> ranges;  // by what precedes numbers
+  std::unordered_map<std::string, std::pair<Operand, uint32_t>> ranges;  // by name without number
   std::unordered_map<std::string, Symbol> symbols;
 };
 
@@ -91,7 +91,7 @@ struct Text {
 struct Routine {
   Text text;
   uint32_t entry = 0;
-  std::vector<Symbol> params, results;  // of a function: in a thread's own memory
+  std::vector<Symbol> params, results;  // of a function: in local memory
   Scope scope;
 };
 
@@ -101,9 +101,9 @@ struct Kernel {
   brrr_emulator::Kernel description{};
   Program* program = nullptr;
   bool ready = false;
-  bool waits = false;                        // has barriers
-  uint32_t registers = 0, predicates = 0;    // of a warp
-  uint64_t shared_bytes = 0, own_bytes = 0;  // static, and a thread's own
+  bool waits = false;                          // has barriers
+  uint32_t registers = 0, predicates = 0;      // of a warp
+  uint64_t shared_bytes = 0, local_bytes = 0;  // static shared memory; local memory of a thread
 };
 
 struct GlobalVariable {
@@ -120,10 +120,10 @@ struct Program {
   std::map<std::string, Kernel> kernels;
   Scope scope;
   uint32_t registers = specials, predicates = 1;  // of all functions
-  uint64_t shared_bytes = 0, own_bytes = 0;
+  uint64_t shared_bytes = 0, local_bytes = 0;
   std::vector<GlobalVariable> variables;
   std::vector<std::unique_ptr<uint64_t[]>> storage;
-  std::vector<std::pair<uint32_t, std::string>> calls;  // instructions, and whom they call
+  std::vector<std::pair<uint32_t, std::string>> calls;  // call instructions and their callees
 };
 
 /// Appends a body's instructions to the program.

@@ -1,6 +1,6 @@
-// Runs the blocks of a launch: a warp at a time, of which always the lanes with the smallest
-// program counter, so that lanes that went different ways meet again. In another order they do so
-// only where they wait for each other, and any of them go first.
+// Runs the blocks of a launch one warp at a time. Of a warp the lanes with the smallest program
+// counter run, so that diverged lanes reconverge. With a random order any group of lanes runs next,
+// and lanes reconverge only where they wait for each other.
 
 #include <algorithm>
 #include <numeric>
@@ -12,7 +12,7 @@ namespace brrr::emulator::ptx {
 
 namespace {
 
-constexpr uint64_t most_steps = 2'000'000'000;  // of a block: what takes longer does not end
+constexpr uint64_t most_steps = 2'000'000'000;  // of a block; beyond, it counts as an endless loop
 
 std::string thread_name(const Work& work, unsigned t) {
   const auto b = work.block;
@@ -28,11 +28,11 @@ std::string line_of(const std::string& text, uint32_t line) {
 
 class Runner {
  public:
-  /// `random`: null for the first order.
+  /// `random`: null for the order of program counters.
   Runner(Block& block, Warp& warp, const std::vector<Insn>& code, std::mt19937_64* random)
       : b_(block), w_(warp), code_(code), random_(random) {}
 
-  /// Runs until all lanes have exited or wait for the block; whether there is one that waits.
+  /// Runs until all lanes have exited or wait at a block barrier; returns whether any waits.
   bool run(uint64_t& steps) {
     while (const Mask ready = w_.live & ~w_.waiting) {
       uint32_t at = random_ ? any_of(ready) : ~0u, next = ~0u;
@@ -72,7 +72,7 @@ class Runner {
     each(m, [&](int l) { w_.at[l] = at; });
   }
 
-  // Until lanes part, wait or reach the others at `limit`.
+  // Runs a group of lanes until they diverge, wait or reach the other lanes at `limit`.
   uint64_t run_group(Mask group, uint32_t at, uint32_t limit) {
     uint64_t steps = 0;
     do {
@@ -81,7 +81,7 @@ class Runner {
       Mask m = group;
       if (i.guarded) {
         const Mask known = w_.known_of(i.guard) | ~group, truth = w_.truth_of(i.guard);
-        if (known != everyone) {
+        if (known != all_lanes) {
           fail_at(w_, i, first_of(~known), "depends on a predicate that was never written");
         }
         m &= i.negated ? ~truth : truth;
@@ -135,10 +135,10 @@ class Runner {
 
   void wait_for_block(const Insn&, Mask m) { w_.waiting |= m; }
 
-  // All but mma and ldmatrix have a member mask.
+  // Whether the instruction has a member mask: all but mma and ldmatrix do.
   static bool named(const Insn& i) { return i.count < 14 && i.targets < 4; }
   Mask needed_by(const Insn& i, int lane) const {
-    return named(i) ? static_cast<Mask>(w_.row(w_.operand(i, i.count - 1))[lane]) : everyone;
+    return named(i) ? static_cast<Mask>(w_.row(w_.operand(i, i.count - 1))[lane]) : all_lanes;
   }
   void expect_live(const Insn& i, int lane, Mask needed) const {
     const Mask gone = needed & ~w_.live;
@@ -149,7 +149,7 @@ class Runner {
                         existed ? "has exited" : "does not exist"));
   }
 
-  // Lanes wait until all that the member mask names are at the same instruction.
+  // Lets the lanes `m` wait until all lanes of their member mask are at the same instruction.
   void meet(const Insn& i, Mask m, uint32_t at) {
     const Mask needed = needed_by(i, first_of(m));
     if (named(i)) {
@@ -160,7 +160,7 @@ class Runner {
         if (!(own >> l & 1)) fail_at(w_, i, l, "is not in its own member mask");
         if (own != needed) fail_at(w_, i, l, "has another member mask than other lanes");
       });
-    } else if (w_.existing != everyone) {
+    } else if (w_.existing != all_lanes) {
       fail_at(w_, i, first_of(m), "needs 32 lanes, which its warp does not have");
     }
     expect_live(i, first_of(m), needed);
@@ -175,7 +175,7 @@ class Runner {
     leave(needed, at + 1);
   }
 
-  // All that live wait, which is good only where it is for the block in one place.
+  // All live lanes wait: an error unless all of them are at the same block barrier.
   void check_waiting() {
     const int one = first_of(w_.live);
     const Insn& i = code_[w_.at[one]];
@@ -211,7 +211,7 @@ class Runner {
 
 void fill_row(Warp& w, uint32_t at, uint64_t value) {
   for (int l = 0; l < lanes; ++l) w.file[size_t{at} * lanes + static_cast<size_t>(l)] = value;
-  w.known[at] = everyone;
+  w.known[at] = all_lanes;
 }
 
 void prepare(Warp& w, Block& b, unsigned number) {
@@ -225,8 +225,8 @@ void prepare(Warp& w, Block& b, unsigned number) {
   w.known.assign(k.registers, 0);
   w.truth.assign(k.predicates, 0);
   w.truth_known.assign(k.predicates, 0);
-  w.own.resize(k.own_bytes * lanes);
-  w.own_known.assign(k.own_bytes * lanes, 0);
+  w.local.resize(k.local_bytes * lanes);
+  w.local_known.assign(k.local_bytes * lanes, 0);
   w.copies.clear();
   w.waiting = w.live = 0;
   w.epoch = b.epoch;
@@ -249,7 +249,7 @@ void prepare(Warp& w, Block& b, unsigned number) {
   w.existing = w.live;
 }
 
-// What runs a block: each warp to the next barrier, then all on from there.
+// Runs a block: each warp to the next block barrier, then all of them on from there.
 void run_block(Block& b, std::vector<Warp>& warps, const std::vector<unsigned>& order,
                std::mt19937_64* random) {
   const auto size = b.work->block;
@@ -295,9 +295,9 @@ void expect_shared(const Kernel& kernel, const Work& work) {
   BRRR_CHECK(kernel.shared_bytes <= most_static,
              "launch of {}: {} bytes of static shared memory; {} at most", kernel.name,
              kernel.shared_bytes, most_static);
-  BRRR_CHECK(kernel.shared_bytes + work.shared_bytes <= most_shared_bytes,
+  BRRR_CHECK(kernel.shared_bytes + work.shared_bytes <= work.shared_limit,
              "launch of {}: {} bytes of shared memory, static and dynamic; {} at most", kernel.name,
-             kernel.shared_bytes + work.shared_bytes, most_shared_bytes);
+             kernel.shared_bytes + work.shared_bytes, work.shared_limit);
 }
 
 }  // namespace

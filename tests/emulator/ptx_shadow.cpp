@@ -7,7 +7,7 @@ namespace brrr::emulator::ptx {
 
 namespace {
 
-// Half a gigabyte. What one launch touches beyond them is not looked at.
+// Half a gigabyte of shadow. Pages that a launch touches beyond this many are not checked.
 constexpr size_t most_pages = 50'000;
 
 enum Flag : uint8_t {
@@ -18,22 +18,22 @@ enum Flag : uint8_t {
   strong = Access::strong
 };
 
-// Volatile accesses race with others, not with each other.
+// Two volatile accesses do not race with each other.
 bool both_strong(const Access& a, const Access& b) { return a.flags & b.flags & strong; }
 
 bool one_warp(const Access& a, const Access& b) { return a.thread / 32 == b.thread / 32; }
 
-// Whether a barrier lies between `before` and `me`, of one block.
+// Whether a barrier orders `before` and `me`, accesses of one block.
 bool ordered(const Access& before, const Access& me) {
   return one_warp(before, me) ? before.warp_epoch != me.warp_epoch
                               : before.block_epoch != me.block_epoch;
 }
 
-// The readers of a cell are kept as the last one and what others there have been besides.
-void note_reader(Access& r, const Access& me, uint32_t first, bool read_only) {
+// A cell's readers are recorded as the last one and flags about the others.
+void record_reader(Access& r, const Access& me, uint32_t first, bool read_only) {
   uint8_t flags = me.flags;
   if (r.block >= first) {
-    if (me.flags & strong && !(r.flags & strong)) return;  // The others are the ones to look at.
+    if (me.flags & strong && !(r.flags & strong)) return;  // Weak readers are the ones that race.
     flags |= r.flags & (many_blocks | not_coherent);
     if (r.block != me.block) {
       flags |= many_blocks;
@@ -52,7 +52,7 @@ void note_reader(Access& r, const Access& me, uint32_t first, bool read_only) {
   r.flags = flags;
 }
 
-// Whether a reader may still be reading what `me` writes.
+// Whether a recorded reader is not ordered before the write `me`.
 bool still_reads(const Access& r, const Access& me) {
   if (r.block != me.block || r.flags & many_blocks) return true;
   if (r.block_epoch != me.block_epoch) return false;
@@ -100,7 +100,7 @@ template <class F> const char* Shadow::visit(uint64_t at, uint32_t bytes, F f) {
     const auto in_page = static_cast<uint32_t>(at % page_bytes);
     const uint32_t here = std::min(bytes, page_bytes - in_page);
     for (uint32_t k = 0; k < here; k += step) {
-      if (const char* words = f(p.cells[(in_page + k) >> p.shift])) return words;
+      if (const char* error = f(p.cells[(in_page + k) >> p.shift])) return error;
     }
     at += here;
     bytes -= here;
@@ -109,11 +109,11 @@ template <class F> const char* Shadow::visit(uint64_t at, uint32_t bytes, F f) {
 }
 
 const char* Shadow::read(uint64_t at, uint32_t bytes, const Access& me, uint32_t first,
-                         bool read_only, Access* who) {
+                         bool read_only, Access* other) {
   return visit(at, bytes, [&](Cell& cell) -> const char* {
     const Access& w = cell.writer;
     if (w.block >= first) {
-      *who = w;
+      *other = w;
       if (both_strong(w, me)) return nullptr;
       if (read_only) return "reads by ld.global.nc what this launch writes";
       if (w.block != me.block) return "reads what another block writes";
@@ -121,17 +121,17 @@ const char* Shadow::read(uint64_t at, uint32_t bytes, const Access& me, uint32_t
         return "reads, with no barrier between, what another thread has written";
       }
     }
-    note_reader(cell.reader, me, first, read_only);
+    record_reader(cell.reader, me, first, read_only);
     return nullptr;
   });
 }
 
 const char* Shadow::write(uint64_t at, uint32_t bytes, const Access& me, uint32_t first, bool same,
-                          Access* who) {
+                          Access* other) {
   return visit(at, bytes, [&](Cell& cell) -> const char* {
     const Access &w = cell.writer, &r = cell.reader;
     if (r.block >= first && !both_strong(r, me)) {
-      *who = r;
+      *other = r;
       if (r.flags & not_coherent) return "writes what this launch reads by ld.global.nc";
       if (still_reads(r, me)) {
         return r.block != me.block || r.flags & many_blocks
@@ -140,7 +140,7 @@ const char* Shadow::write(uint64_t at, uint32_t bytes, const Access& me, uint32_
       }
     }
     if (w.block >= first && !same && !both_strong(w, me)) {
-      *who = w;
+      *other = w;
       if (w.block != me.block) return "writes other bytes than another block at the same place";
       if (w.thread != me.thread && !ordered(w, me)) {
         return "writes, with no barrier between, other bytes than another thread has written";

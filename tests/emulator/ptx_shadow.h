@@ -1,5 +1,5 @@
 #pragma once
-// Who has read and written which bytes: races are accesses that no barrier puts in an order.
+// Shadow memory: records which threads read and wrote which bytes, to detect data races.
 
 #include <cstdint>
 #include <memory>
@@ -8,30 +8,30 @@
 
 namespace brrr::emulator::ptx {
 
-/// An access. Blocks have numbers of their own in all launches, so nothing is ever cleared.
+/// An access. Block numbers are unique across launches, so the shadow need not be cleared.
 struct Access {
   uint32_t block = 0;  // 0: none
   uint32_t block_epoch = 0, warp_epoch = 0;
   uint16_t thread = 0;
   static constexpr uint8_t strong = 16;  // volatile
-  uint8_t flags = 0;                     // strong, or what else the shadow notes
+  uint8_t flags = 0;                     // strong, and flags private to the shadow
 };
 
 class Shadow {
  public:
-  /// A cell is of `most` bytes, or of fewer once a page has been accessed in smaller pieces.
+  /// A cell covers `most` bytes, or fewer once its page has been accessed at a finer granularity.
   explicit Shadow(uint32_t most) : most_(most) {}
 
-  /// The words that say what is wrong, or null; then `who` is the other access. Accesses of blocks
-  /// before `first` are of other launches and do not count.
+  /// Records a read. Returns null or a message about a race with the access `*other`. Blocks before
+  /// `first` belong to earlier launches and do not count.
   const char* read(uint64_t at, uint32_t bytes, const Access& me, uint32_t first, bool read_only,
-                   Access* who);
-  /// `same`: the bytes already have the values that are written.
+                   Access* other);
+  /// The same for a write. `same`: the bytes already have the values that are written.
   const char* write(uint64_t at, uint32_t bytes, const Access& me, uint32_t first, bool same,
-                    Access* who);
+                    Access* other);
   /// Whether the block has written all of these bytes.
   bool written(uint64_t at, uint32_t bytes, uint32_t block);
-  /// Forgets everything when it has become large.
+  /// Clears the shadow if it has become large.
   void trim();
 
  private:
@@ -43,7 +43,7 @@ class Shadow {
     std::vector<Cell> cells;
   };
   static constexpr uint32_t page_bytes = 1024;
-  Page* page(uint64_t number);  // null when there are too many
+  Page* page(uint64_t number);  // null if there are too many
   template <class F> const char* visit(uint64_t at, uint32_t bytes, F f);
 
   uint32_t most_;

@@ -1,5 +1,5 @@
 #pragma once
-// A warp that runs, and how instructions see it.
+// The state of a running warp, and helpers to define instructions on it.
 
 #include <bit>
 #include <cstring>
@@ -11,13 +11,13 @@
 
 namespace brrr::emulator::ptx {
 
-/// Addresses that are neither global memory nor the host's: windows of generic addresses.
-constexpr uint64_t shared_window = uint64_t{1} << 60, own_window = uint64_t{2} << 60,
+/// Windows of generic addresses, where neither global memory nor host memory is.
+constexpr uint64_t shared_window = uint64_t{1} << 60, local_window = uint64_t{2} << 60,
                    parameter_window = uint64_t{3} << 60;
 
 struct Block;
 
-/// To shared memory, of a lane that has not waited for it.
+/// A pending cp.async of a lane to shared memory.
 struct Copy {
   int lane;
   uint32_t count;
@@ -30,17 +30,17 @@ struct Warp {
   unsigned number = 0;
   const Operand* operands = nullptr;
   const uint64_t* constants = nullptr;
-  std::vector<uint64_t> file;            // registers, rows of 32
-  std::vector<Mask> known;               // of each register: lanes that have written it
+  std::vector<uint64_t> file;            // registers, one row of 32 lanes each
+  std::vector<Mask> known;               // by register: the lanes in which its value is defined
   std::vector<Mask> truth, truth_known;  // predicates
   Mask carry = 0;
   Mask live = 0, waiting = 0, existing = 0;
-  uint32_t at[lanes] = {};  // the next instruction
+  uint32_t at[lanes] = {};  // the program counters
   std::vector<uint32_t> calls[lanes];
   std::vector<Copy> copies;
-  std::vector<unsigned char> own;        // memory, lane after lane
-  std::vector<unsigned char> own_known;  // by byte: written
-  uint32_t epoch = 0;                    // barriers so far
+  std::vector<unsigned char> local;        // local memory, lane after lane
+  std::vector<unsigned char> local_known;  // by byte: whether it was written
+  uint32_t epoch = 0;                      // barriers so far
 
   const Operand& operand(const Insn& i, int k) const { return operands[i.first + k]; }
   const uint64_t* row(const Operand& o) const {
@@ -54,11 +54,11 @@ struct Warp {
       case Operand::Predicate:
         return truth_known[o.at];
       default:
-        return everyone;
+        return all_lanes;
     }
   }
   Mask truth_of(const Operand& o) const {
-    return o.kind == Operand::Truth ? (o.at ? everyone : 0) : truth[o.at];
+    return o.kind == Operand::Truth ? (o.at ? all_lanes : 0) : truth[o.at];
   }
   void define(const Operand& o, Mask m, Mask k) { known[o.at] = (known[o.at] & ~m) | (k & m); }
   void set_truth(const Operand& o, Mask m, Mask value, Mask k) {
@@ -67,12 +67,12 @@ struct Warp {
   }
 };
 
-/// Ends the launch; `lane` is the thread.
+/// Fails the launch with a message about the thread in `lane`.
 [[noreturn]] void fail_at(const Warp& w, const Insn& i, int lane, const std::string& what);
 inline int first_of(Mask m) { return std::countr_zero(m); }
 
 template <class F> inline void each(Mask m, F f) {
-  if (m == everyone) {
+  if (m == all_lanes) {
     for (int l = 0; l < lanes; ++l) f(l);
     return;
   }
@@ -87,7 +87,7 @@ template <class T> inline T get(uint64_t x) {
   else
     return static_cast<T>(x);
 }
-// Registers are as wide as 64 bits, so what is read from them is cut to the type's width.
+// All registers are stored in 64 bits; get() truncates to the type's width.
 template <class T> inline uint64_t put(T x) {
   if constexpr (std::is_same_v<T, float>)
     return std::bit_cast<uint32_t>(x);
@@ -133,13 +133,13 @@ struct Block {
   const Work* work = nullptr;
   Memory* memory = nullptr;
   brrr_emulator::Index index{};
-  uint32_t serial = 0, first_serial = 0;  // of all launches' blocks; of this launch's first
+  uint32_t serial = 0, first_serial = 0;  // its number across launches; that of the launch's first
   uint32_t epoch = 0;                     // barriers so far
   std::vector<unsigned char> shared;
   Shadow shared_shadow{4};
   Shadow* global_shadow = nullptr;
-  uintptr_t begin = 0, end = 0;  // the allocation that was last used
-  bool is_variable = false;      // of the program, and no allocation
+  uintptr_t begin = 0, end = 0;  // the allocation or variable accessed last
+  bool is_variable = false;      // it is a variable of the program
 };
 
 }  // namespace brrr::emulator::ptx

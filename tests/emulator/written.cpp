@@ -6,7 +6,7 @@ namespace brrr::emulator {
 
 namespace {
 
-// Of a word of marks: `count` bits from `first` on.
+// A mask of `count` bits from bit `first` on.
 uint64_t bits(size_t first, size_t count) {
   return (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Which bytes of the device somebody has written, for the interpreter of PTX.
+// Which bytes of device memory have been written, for the PTX interpreter.
 
 #include <array>
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace brrr::emulator {
 class Marks {
  public:
   void set(uintptr_t at, size_t bytes, bool value);
-  /// Whether all of at most 64 bytes are marked.
+  /// Whether all of the bytes are marked.
   bool all(uintptr_t at, size_t bytes) const;
 
  private:

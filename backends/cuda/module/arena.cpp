@@ -1,4 +1,4 @@
-// The arena: a range of addresses that memory is mapped to as it grows, by the driver's functions.
+// The arena: a reserved virtual address range, to which memory is mapped as it grows (driver API).
 
 #include <mutex>
 
@@ -19,14 +19,13 @@ struct DriverCalls {
   decltype(&::cuMemSetAccess) set_access = DriverFunction{"cuMemSetAccess"};
 };
 
-// How memory is made, and where.
 struct Arena {
   DriverCalls calls;
   CUmemAllocationProp kind{};
   size_t step = 0;
   std::mutex mutex;
   CUdeviceptr begin = 0;
-  size_t reserved = 0, mapped = 0;  // in whole steps
+  size_t reserved = 0, mapped = 0;  // multiples of `step`
 
   Arena() {
     kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -40,13 +39,13 @@ struct Arena {
   }
   size_t whole(size_t bytes) const { return (bytes + step - 1) / step * step; }
 
-  // Maps new memory behind what there is; false when there is not enough. All or nothing.
+  // Maps new memory behind the mapped part; false when there is not enough. All or nothing.
   bool grow(size_t bytes) {
     CUmemGenericAllocationHandle memory{};
     if (!enough(calls.create(&memory, bytes, &kind, 0), "cuMemCreate")) return false;
     const CUdeviceptr at = begin + mapped;
     const CUresult there = calls.map(at, bytes, 0, memory, 0);
-    calls.release(memory);  // it lives as long as it is mapped
+    calls.release(memory);  // the memory lives as long as it is mapped
     check(there, "cuMemMap");
     CUmemAccessDesc access{};
     access.location = kind.location;
@@ -65,7 +64,7 @@ Failure arena(size_t bytes, void** begin, bool* done) {
   *begin = nullptr;
   *done = false;
   return on_device([&] {
-    // Never destroyed: at the end of the process the driver may be gone first.
+    // Never destroyed: at process exit the driver may shut down first.
     static Arena& a = *new Arena;
     const std::lock_guard lock(a.mutex);
     *begin = reinterpret_cast<void*>(a.begin);

@@ -1,4 +1,4 @@
-// Driver::compile: kernel text to machine code, by NVRTC.
+// Driver::compile: kernel source to machine code by NVRTC.
 
 #include <algorithm>
 #include <vector>
@@ -25,7 +25,7 @@ struct Target {
   int architecture;   // 90 for 9.0
 };
 
-// The architecture itself or, where NVRTC does not know it yet, the newest one before it.
+// The architecture itself or, if NVRTC does not know it, the newest older one that it knows.
 Target target_of(int major, int minor) {
   int count = 0;
   BRRR_CALL(nvrtcGetNumSupportedArchs, &count);
@@ -68,8 +68,8 @@ Failure compile(const char* source, const char* name, int major, int minor, cons
     const Program program(source, name);
     const std::string architecture = fmt::format(
         "--gpu-architecture={}_{}", target.machine_code ? "sm" : "compute", target.architecture);
-    // --minimal leaves out textures and launches from the device: a sixth of a small program's
-    // time.
+    // --minimal omits textures and device-side launches, which saves a sixth of a small program's
+    // compile time.
     const char* const options[] = {architecture.c_str(), "--fmad=false", "--std=c++20",
                                    "--minimal"};
     const nvrtcResult status =

@@ -1,5 +1,5 @@
-// The device: memory, streams, events, copies by the runtime; code and launches by the driver,
-// whose functions are looked up when a device is opened, so that the module loads without one.
+// The device: memory, streams, events and copies by the CUDA runtime; code and launches by the
+// driver API, whose functions are looked up in open(), so that the module loads without a driver.
 
 #include <algorithm>
 #include <cstring>
@@ -17,14 +17,14 @@ namespace {
 
 constexpr size_t log_bytes = 4096;
 
-// What the module uses of the driver itself.
+// The functions of the driver API that this file uses.
 struct DriverCalls {
   decltype(&::cuCtxGetCurrent) current_context = DriverFunction{"cuCtxGetCurrent"};
   decltype(&::cuGetErrorName) error_name = DriverFunction{"cuGetErrorName"};
   decltype(&::cuGetErrorString) error_text = DriverFunction{"cuGetErrorString"};
   decltype(&::cuModuleLoadDataEx) load = DriverFunction{"cuModuleLoadDataEx"};
   decltype(&::cuModuleUnload) unload = DriverFunction{"cuModuleUnload"};
-  // Not in drivers for less than CUDA 12.4.
+  // Null in drivers older than CUDA 12.4.
   decltype(&::cuModuleGetFunctionCount) count = DriverFunction{"cuModuleGetFunctionCount", 12040};
   decltype(&::cuModuleEnumerateFunctions) kernels =
       DriverFunction{"cuModuleEnumerateFunctions", 12040};
@@ -35,24 +35,22 @@ struct DriverCalls {
   decltype(&::cuLaunchKernel) launch = DriverFunction{"cuLaunchKernel"};
 };
 
-// Written once, by open(), which comes before everything else.
+// Written once, by open(), which is called before everything else.
 struct {
   std::optional<DriverCalls> calls;
   int major = 0, minor = 0;
   CUcontext context = nullptr;
-} here;
+} state;
 
-std::string written(int version) {
-  return fmt::format("{}.{}", version / 1000, version / 10 % 100);
-}
+std::string dotted(int version) { return fmt::format("{}.{}", version / 1000, version / 10 % 100); }
 
 int driver_version() {
-  int version = 0;  // stays so where there is no driver
+  int version = 0;  // stays 0 without a driver
   BRRR_CALL(cudaDriverGetVersion, &version);
   return version;
 }
 
-// Says in words why there is none.
+// Throws if no device can be used, saying why.
 void expect_device() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -61,7 +59,7 @@ void expect_device() {
     const int version = driver_version();
     if (version == 0) fail("no NVIDIA driver: libcuda.so.1 is not found or does not load");
     fail("the NVIDIA driver is too old: it supports CUDA {}, brrr was built with CUDA {}",
-         written(version), written(CUDART_VERSION));
+         dotted(version), dotted(CUDART_VERSION));
   }
   if (status == cudaErrorNoDevice) {
     cudaGetLastError();
@@ -85,7 +83,7 @@ Properties properties() {
   p.multiprocessors = found.multiProcessorCount;
   p.shared_bytes = static_cast<int>(found.sharedMemPerBlockOptin);
   p.memory_bytes = found.totalGlobalMem;
-  // Two transfers a clock; kHz and bits.
+  // Double data rate: two transfers per clock; the attributes are in kHz and bits.
   p.memory_bandwidth = 2e3 * attribute(cudaDevAttrMemoryClockRate) *
                        (attribute(cudaDevAttrGlobalMemoryBusWidth) / 8.0);
   static_assert(sizeof p.uuid == sizeof found.uuid);
@@ -102,12 +100,12 @@ Failure open(Properties* found) {
     const std::lock_guard lock(mutex);
     expect_device();
     *found = properties();
-    if (here.context) return;
+    if (state.context) return;
     BRRR_CALL(cudaSetDevice, kDevice);
-    here.calls.emplace();
-    here.major = found->major;
-    here.minor = found->minor;
-    check(here.calls->current_context(&here.context), "cuCtxGetCurrent");
+    state.calls.emplace();
+    state.major = found->major;
+    state.minor = found->minor;
+    check(state.calls->current_context(&state.context), "cuCtxGetCurrent");
   });
 }
 
@@ -214,11 +212,11 @@ Failure elapsed(Event* from, Event* to, float* milliseconds) {
 
 // --- Code and launches ---------------------------------------------------------------------------
 
-// The driver may leave a kernel's code to its first use. That may be within a capture, and a kernel
-// that is not loaded has no attributes: all are loaded now. Drivers that know no such calls load a
-// kernel when it is looked up.
+// Loads all kernels now: the driver may load lazily, on first use, which may be within a capture,
+// and a kernel that is not loaded has no attributes. Drivers without these functions load a kernel
+// when it is looked up.
 bool load_kernels(CUmodule module) {
-  const DriverCalls& e = *here.calls;
+  const DriverCalls& e = *state.calls;
   if (!e.count || !e.kernels || !e.load_function) return true;
   unsigned count = 0;
   check(e.count(&count, module), "cuModuleGetFunctionCount");
@@ -231,53 +229,54 @@ bool load_kernels(CUmodule module) {
 Failure load(const void* image, size_t bytes, Module** m) {
   *m = nullptr;
   return on_device([&] {
-    const std::string code(static_cast<const char*>(image), bytes);  // PTX has to end with a 0
+    const std::string code(static_cast<const char*>(image), bytes);  // PTX must be 0-terminated
     char log[log_bytes] = "";
     CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void* values[] = {log, reinterpret_cast<void*>(log_bytes)};
     CUmodule loaded = nullptr;
-    const CUresult status = here.calls->load(&loaded, code.c_str(), 2, options, values);
+    const CUresult status = state.calls->load(&loaded, code.c_str(), 2, options, values);
     if (status == CUDA_ERROR_OUT_OF_MEMORY) return;
     if (status != CUDA_SUCCESS) {
       const char* name = nullptr;
-      here.calls->error_name(status, &name);
+      state.calls->error_name(status, &name);
       fail("cuModuleLoadDataEx: {}; {}\n{}", name ? name : "unknown error",
-           versions(here.major, here.minor), log);
+           versions(state.major, state.minor), log);
     }
-    std::unique_ptr<CUmod_st, decltype(DriverCalls::unload)> owner(loaded, here.calls->unload);
+    std::unique_ptr<CUmod_st, decltype(DriverCalls::unload)> owner(loaded, state.calls->unload);
     if (load_kernels(loaded)) *m = reinterpret_cast<Module*>(owner.release());
   });
 }
 
 Failure unload(Module* m) {
   return on_device(
-      [&] { check(here.calls->unload(reinterpret_cast<CUmodule>(m)), "cuModuleUnload"); });
+      [&] { check(state.calls->unload(reinterpret_cast<CUmodule>(m)), "cuModuleUnload"); });
 }
 
 Failure function(Module* m, const char* name, size_t shared_bytes, Function** f) {
   return on_device([&] {
     CUfunction found = nullptr;
-    check(here.calls->function(&found, reinterpret_cast<CUmodule>(m), name), "cuModuleGetFunction");
-    // More than 48 KB a block, the kernel's own included, is to be asked for.
+    check(state.calls->function(&found, reinterpret_cast<CUmodule>(m), name),
+          "cuModuleGetFunction");
+    // More than 48 KB per block, static shared memory included, needs opting in.
     constexpr CUfunction_attribute most = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     int allowed = 0;
-    check(here.calls->attribute(&allowed, most, found), "cuFuncGetAttribute");
+    check(state.calls->attribute(&allowed, most, found), "cuFuncGetAttribute");
     if (shared_bytes > static_cast<size_t>(allowed)) {
-      check(here.calls->set_attribute(found, most, static_cast<int>(shared_bytes)),
+      check(state.calls->set_attribute(found, most, static_cast<int>(shared_bytes)),
             "cuFuncSetAttribute");
     }
     *f = reinterpret_cast<Function*>(found);
   });
 }
 
-// The driver knows the size of the argument from the kernel's code.
+// `bytes` is unused: the driver knows the argument's size from the kernel's code.
 Failure launch(Function* f, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
                const void* arguments, size_t /*bytes*/, Stream* s) {
   return in_stream(s, [&](cudaStream_t stream) {
     void* parameters[] = {const_cast<void*>(arguments)};
-    check(here.calls->launch(reinterpret_cast<CUfunction>(f), grid[0], grid[1], grid[2], block[0],
-                             block[1], block[2], static_cast<unsigned>(shared_bytes), stream,
-                             parameters, nullptr),
+    check(state.calls->launch(reinterpret_cast<CUfunction>(f), grid[0], grid[1], grid[2], block[0],
+                              block[1], block[2], static_cast<unsigned>(shared_bytes), stream,
+                              parameters, nullptr),
           "cuLaunchKernel");
   });
 }
@@ -330,30 +329,29 @@ void* find_in_driver(const char* name, [[maybe_unused]] int version) {
 }
 
 void enter() {
-  if (!here.context) fail("no GPU is open");
-  // Asked for each time, because the thread may be new or other code may have changed it.
+  if (!state.context) fail("no GPU is open");
+  // Checked every time: the thread may be new, or other code may have changed its context.
   CUcontext current = nullptr;
-  check(here.calls->current_context(&current), "cuCtxGetCurrent");
-  if (current != here.context) BRRR_CALL(cudaSetDevice, kDevice);
+  check(state.calls->current_context(&current), "cuCtxGetCurrent");
+  if (current != state.context) BRRR_CALL(cudaSetDevice, kDevice);
 }
 
 cudaStream_t stream_of(Stream* s) {
-  if (!s) fail("no stream");  // null is the legacy stream, which waits for all others
+  if (!s) fail("no stream");  // null would be the legacy stream, which synchronises with others
   return reinterpret_cast<cudaStream_t>(s);
 }
 
 std::string versions(int major, int minor) {
   const int driver = driver_version();
-  return fmt::format("NVRTC {}, {}, device of compute capability {}.{}",
-                     written(compiler_version()),
-                     driver ? "driver for CUDA " + written(driver) : "no driver", major, minor);
+  return fmt::format("NVRTC {}, {}, device of compute capability {}.{}", dotted(compiler_version()),
+                     driver ? "driver for CUDA " + dotted(driver) : "no driver", major, minor);
 }
 
 void check(CUresult status, const char* call) {
   if (status == CUDA_SUCCESS) return;
   const char *name = nullptr, *text = nullptr;
-  here.calls->error_name(status, &name);
-  here.calls->error_text(status, &text);
+  state.calls->error_name(status, &name);
+  state.calls->error_text(status, &text);
   fail("{}: {} ({})", call, name ? name : "unknown error", text ? text : "no text");
 }
 

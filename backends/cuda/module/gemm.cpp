@@ -1,7 +1,7 @@
-// Matrix products by cublasLt, with one algorithm for a problem.
+// Matrix products by cublasLt, with one algorithm per shape.
 //
-// cublasLt is column-major, where a row-major matrix reads as its transpose. So it is given
-// c^T = op(b)^T op(a)^T: the factors change places, and each keeps its transpose flag.
+// cublasLt is column-major and so sees a row-major matrix as its transpose. It therefore computes
+// c^T = op(b)^T op(a)^T: the factors swap places, and each keeps its transpose flag.
 
 #include <limits>
 #include <memory>
@@ -26,8 +26,8 @@ Types types_of(const GemmShape& shape) {
   return {CUDA_R_32F, shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F};
 }
 
-// One for the process, for all threads. Never destroyed: at the end of the process the driver may
-// be gone first.
+// One handle for all threads of the process. Never destroyed: at process exit the driver may shut
+// down first.
 cublasLtHandle_t library() {
   static const cublasLtHandle_t handle = [] {
     cublasLtHandle_t made = nullptr;
@@ -42,7 +42,7 @@ void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t which, b
   BRRR_CALL(cublasLtMatmulDescSetAttribute, operation, which, &value, sizeof value);
 }
 
-// Of `batch` row-major matrices or, where they are transposed, of what these were made from.
+// The layout of `batch` row-major matrices, stored as columns x rows where they are transposed.
 void describe(cublasLtMatrixLayout_t layout, cudaDataType_t type, int64_t rows, int64_t columns,
               bool transposed, int64_t ld, int64_t batch, int64_t stride) {
   if (transposed) std::swap(rows, columns);
@@ -61,8 +61,8 @@ cublasLtMatmulPreferenceOpaque_t make_preference(size_t workspace_bytes) {
     BRRR_CALL(cublasLtMatmulPreferenceSetAttribute, &preference, which, &value, sizeof value);
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
-  // Parts of a sum that was split over k are kept in the type of accumulation and added in a step
-  // of their own, in a fixed order; the other schemes add in the output, which is shorter.
+  // Split-k partial sums are kept in the accumulation type and added by a separate step in a fixed
+  // order; the other reduction schemes add in the output's type, which may be narrower.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   for (auto which :

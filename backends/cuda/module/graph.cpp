@@ -1,8 +1,8 @@
 // Captures and graphs.
 //
-// A capture is thread-local: CUDA then forbids only this thread what would disturb it. What it
-// forbids depends on the call, and some calls (an event of other work, another stream) would be
-// captured or run without a word, so the rule of driver.h is kept here, before CUDA.
+// Captures are thread-local: CUDA then restricts the calls of this thread only. What it forbids
+// depends on the call, and some calls (an event of other work, another stream) would silently be
+// captured or run, so this file enforces the rules of driver.h before CUDA sees a call.
 
 #include <algorithm>
 #include <memory>
@@ -14,12 +14,12 @@
 namespace brrr::cuda {
 
 struct Graph : NotCopied {
-  cudaGraph_t noted = nullptr;     // what was captured, until it is
-  cudaGraphExec_t exec = nullptr;  // a graph that runs
+  cudaGraph_t captured = nullptr;  // as captured, until it is instantiated
+  cudaGraphExec_t exec = nullptr;  // the instantiated graph
   size_t bytes = 0;
 
   ~Graph() {
-    if (noted) cudaGraphDestroy(noted);
+    if (captured) cudaGraphDestroy(captured);
     if (exec) cudaGraphExecDestroy(exec);
   }
 };
@@ -28,14 +28,14 @@ namespace {
 
 thread_local struct Capture {
   cudaStream_t stream = nullptr;  // null: this thread does not capture
-  bool spoilt = false;
-  std::string words;                 // the first failure since the beginning
-  std::vector<cudaStream_t> forked;  // streams that belong to it beside the first
-  std::vector<cudaEvent_t> events;   // recorded in it
+  bool invalid = false;
+  std::string reason;                // the first failure during the capture
+  std::vector<cudaStream_t> forked;  // other streams that joined the capture
+  std::vector<cudaEvent_t> events;   // recorded in the capture
 } capture;
 
-// Calls `work`, and returns the device memory that is taken after it and was free before. CUDA
-// says no more about what a graph takes; memory that others take meanwhile is counted too.
+// Calls `work` and returns by how much free device memory has shrunk. CUDA offers no better way to
+// tell what a graph takes; concurrent allocations are counted, too.
 template <class Work> size_t memory_taken(Work work) {
   size_t before = 0, after = 0, total = 0;
   BRRR_CALL(cudaMemGetInfo, &before, &total);
@@ -50,13 +50,13 @@ template <class T> bool holds(const std::vector<T>& all, T one) {
 
 }  // namespace
 
-void spoil_capture(const char* words) noexcept {
-  if (!capture.stream || capture.spoilt) return;
-  capture.spoilt = true;
+void invalidate_capture(const char* message) noexcept {
+  if (!capture.stream || capture.invalid) return;
+  capture.invalid = true;
   try {
-    capture.words = words;
+    capture.reason = message;
   } catch (const std::bad_alloc&) {
-    capture.words.clear();
+    capture.reason.clear();
   }
 }
 
@@ -75,7 +75,7 @@ void note_event(cudaEvent_t event) {
 
 void admit_stream(cudaStream_t stream, cudaEvent_t event) {
   if (!capture.stream) return;
-  if (!holds(capture.events, event)) fail("await: the event is none of the capture");
+  if (!holds(capture.events, event)) fail("await: the event was not recorded in this capture");
   if (stream != capture.stream && !holds(capture.forked, stream)) capture.forked.push_back(stream);
 }
 
@@ -99,18 +99,18 @@ Failure end_capture(Stream* s, Graph** g, size_t* nodes) {
   *g = nullptr;
   return in_stream(s, [&](cudaStream_t stream) {
     if (!capture.stream) fail("end_capture: this thread does not capture the stream");
-    cudaGraph_t noted = nullptr;
-    // Ends the capture in any case. Whatever spoilt it made a call fail before, which says more.
-    const cudaError_t status = cudaStreamEndCapture(stream, &noted);
+    cudaGraph_t captured = nullptr;
+    // Ends the capture in any case. If an earlier call failed, its message says more than `status`.
+    const cudaError_t status = cudaStreamEndCapture(stream, &captured);
     capture.stream = nullptr;
     auto graph = std::make_unique<Graph>();
-    graph->noted = noted;
-    if (capture.spoilt) {
+    graph->captured = captured;
+    if (capture.invalid) {
       cudaGetLastError();
-      fail("the capture was spoilt: {}", capture.words);
+      fail("the capture was invalidated: {}", capture.reason);
     }
     check(status, "cudaStreamEndCapture");
-    BRRR_CALL(cudaGraphGetNodes, graph->noted, nullptr, nodes);
+    BRRR_CALL(cudaGraphGetNodes, graph->captured, nullptr, nodes);
     *g = graph.release();
   });
 }
@@ -120,10 +120,10 @@ Failure upload(Graph* g, Stream* s, bool* done, size_t* bytes) {
   return on_device([&] {
     g->bytes += memory_taken([&] {
       if (!g->exec) {
-        const cudaError_t status = cudaGraphInstantiate(&g->exec, g->noted, 0ull);
+        const cudaError_t status = cudaGraphInstantiate(&g->exec, g->captured, 0ull);
         if (status != cudaSuccess) g->exec = nullptr;
         if (!enough(status, "cudaGraphInstantiate")) return;
-        BRRR_CALL(cudaGraphDestroy, std::exchange(g->noted, nullptr));
+        BRRR_CALL(cudaGraphDestroy, std::exchange(g->captured, nullptr));
       }
       *done = enough(cudaGraphUpload(g->exec, stream_of(s)), "cudaGraphUpload");
     });
@@ -138,7 +138,7 @@ Failure launch_graph(Graph* g, Stream* s) {
   });
 }
 
-// Launches that have not finished yet keep what they need.
+// CUDA keeps the resources of unfinished launches alive.
 Failure release_graph(Graph* g) {
   return on_device([&] {
     const cudaGraphExec_t exec = std::exchange(g->exec, nullptr);

@@ -1,5 +1,5 @@
-# The module brrr_cuda, the only part that needs the CUDA Toolkit, of which it takes headers and
-# libraries, no nvcc. brrr looks for it beside itself when a GPU is asked for.
+# The module brrr_cuda, the only part that needs the CUDA Toolkit: its headers and libraries, not
+# nvcc. brrr looks for the module beside itself on first use of a GPU.
 include(backends/module.cmake)
 
 # brrr_find_cuda(<result>): defines brrr::cuda and sets <result> to "", or to what is missing.
@@ -33,7 +33,7 @@ if(BRRR_CUDA AND NOT cuda_missing)
   message(STATUS "brrr: the module brrr_cuda is built with the CUDA Toolkit in ${cuda_libraries}")
   file(GLOB cuda_sources CONFIGURE_DEPENDS backends/cuda/module/*.cpp)
   brrr_add_module(brrr_cuda ${cuda_sources})
-  # RPATH and not RUNPATH: it also holds for what NVRTC opens itself, libnvrtc-builtins.
+  # RPATH, not RUNPATH: it also applies to libnvrtc-builtins, which NVRTC opens itself.
   target_link_options(brrr_cuda PRIVATE LINKER:--disable-new-dtags)
   target_link_libraries(brrr_cuda PRIVATE brrr::cuda brrr::fmt)
   set_target_properties(brrr_cuda PROPERTIES INSTALL_RPATH "$ORIGIN;${cuda_libraries}")

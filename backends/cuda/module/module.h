@@ -1,5 +1,5 @@
 #pragma once
-// What the parts of the module offer each other.
+// Declarations shared by the source files of the module brrr_cuda.
 
 #include <cublasLt.h>
 #include <cuda.h>
@@ -12,8 +12,8 @@
 
 namespace brrr::cuda {
 
-// How they say what went wrong: by exceptions, which become words at the boundary. Every status of
-// the Toolkit goes through `check`.
+// Errors within the module are exceptions; boundary functions turn them into messages (`guarded`).
+// Every status of the Toolkit goes through `check`.
 
 /// Throws with `call`, the error's name and its text unless `status` is success.
 void check(cudaError_t status, const char* call);
@@ -21,35 +21,35 @@ void check(CUresult status, const char* call);
 void check(nvrtcResult status, const char* call);
 void check(cublasStatus_t status, const char* call);
 
-/// The same, but false when there was not enough memory.
+/// The same, but returns false if the status is out of memory.
 bool enough(cudaError_t status, const char* call);
 bool enough(CUresult status, const char* call);
 
-/// `words` until the thread's next failure.
-Failure keep(const char* words) noexcept;
+/// A copy of `message`, valid until the thread's next failure. Invalidates the thread's capture.
+Failure store_failure(const char* message) noexcept;
 
-/// A capture of this thread gives no graph; `words` say why, unless earlier ones do.
-void spoil_capture(const char* words) noexcept;
+/// Invalidates this thread's capture, if any; the first message is kept as the reason.
+void invalidate_capture(const char* message) noexcept;
 
-/// Does the work of a boundary function.
+/// Runs the body of a boundary function; an exception becomes the returned failure.
 template <class Work> Failure guarded(Work work) noexcept {
   try {
     work();
     return nullptr;
   } catch (const std::exception& error) {
-    return keep(error.what());
+    return store_failure(error.what());
   }
 }
 
-inline constexpr int kDevice = 0;  ///< CUDA_VISIBLE_DEVICES chooses which that is.
-/// The thread's next calls act on the device that `Driver::open` has opened.
+inline constexpr int kDevice = 0;  ///< CUDA_VISIBLE_DEVICES chooses which GPU that is.
+/// Makes the device opened by `Driver::open` current for the calling thread.
 void enter();
 cudaStream_t stream_of(Stream* s);
-/// A function of the driver, which the module does not link, as of a version of CUDA; null where
-/// the driver is older.
+/// Looks up a function of the driver library, which the module does not link, as of a CUDA version;
+/// null if the driver is older.
 void* find_in_driver(const char* name, int version);
-/// One that a pointer to it is made from: null where a driver is older than `since`, if that is
-/// not what all drivers are; else it fails where there is none.
+/// Converts to a pointer to the driver function `name`. A function that came after CUDA 12.0
+/// (`since`) is null in older drivers; if any other is missing the conversion throws.
 struct DriverFunction {
   static constexpr int kAll = 12000;
   const char* name;
@@ -61,19 +61,19 @@ struct DriverFunction {
   }
 };
 
-/// What a thread may not ask for while it captures fails in words, before CUDA sees it.
+/// Throw if this thread captures and may not make the call (driver.h), before CUDA sees it.
 void refuse_in_capture(const char* call);
 void refuse_other_stream(cudaStream_t stream);
 void refuse_pageable(const void* host);
-/// A capture of this thread has recorded the event; a stream that is about to await one belongs to
-/// the capture from then on.
+/// Adds an event that was recorded to this thread's capture, if any. A stream that is about to
+/// await such an event joins the capture.
 void note_event(cudaEvent_t event);
 void admit_stream(cudaStream_t stream, cudaEvent_t event);
 
-/// The versions that have to fit each other, for the words of a failure.
+/// The versions of NVRTC, the driver and the device, which must fit each other, for messages.
 std::string versions(int major, int minor);
 
-/// Does `work` on the open device, which a thread that captures may not.
+/// Runs `work` on the open device; fails if the calling thread captures.
 template <class Work> Failure on_device(Work work, const char* call = __builtin_FUNCTION()) {
   return guarded([&] {
     refuse_in_capture(call);
@@ -82,7 +82,7 @@ template <class Work> Failure on_device(Work work, const char* call = __builtin_
   });
 }
 
-/// Queues by `work` on `s`, which a capture of this thread notes.
+/// Runs `work`, which queues on `s`; during a capture by this thread it is captured.
 template <class Work> Failure in_stream(Stream* s, Work work) {
   return guarded([&] {
     enter();
@@ -110,5 +110,5 @@ Failure multiply(Gemm* gemm, const void* a, const void* b, void* c, void* worksp
 
 }  // namespace brrr::cuda
 
-/// Calls a function of the Toolkit, whose name the words of a failure begin with.
+/// Calls a function of the Toolkit and throws if it fails; the message begins with its name.
 #define BRRR_CALL(function, ...) ::brrr::cuda::check(function(__VA_ARGS__), #function)

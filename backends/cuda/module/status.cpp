@@ -5,7 +5,7 @@ namespace brrr::cuda {
 
 void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // or a later call, perhaps of somebody else, would report it again
+  cudaGetLastError();  // clears it: a later call, perhaps by other code, would report it again
   fail("{}: {} ({})", call, cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
@@ -29,11 +29,11 @@ void check(cublasStatus_t status, const char* call) {
   fail("{}: {} ({})", call, cublasLtGetStatusName(status), cublasLtGetStatusString(status));
 }
 
-Failure keep(const char* words) noexcept {
-  struct Kept : std::string {};
-  spoil_capture(words);
+Failure store_failure(const char* message) noexcept {
+  struct Stored : std::string {};
+  invalidate_capture(message);
   try {
-    return thread_own<Kept>().assign(words).c_str();
+    return thread_own<Stored>().assign(message).c_str();
   } catch (const std::bad_alloc&) {
     return "out of host memory";
   }

@@ -11,21 +11,21 @@ namespace {
 using Trainers = std::vector<std::unique_ptr<Trainer>>;
 
 constexpr int kWarmUp = 16, kMostRounds = 250, kLeastRounds = 16;
-// Shorter than the slices that a scheduler gives to other programs: most series are undisturbed.
+// Shorter than a scheduler's time slice: most series run undisturbed.
 constexpr double kSeriesUs = 1000;
-// Of a GPU long enough that waiting for the last step does not count.
+// Long enough on a GPU that waiting for the last step is negligible.
 constexpr double kDeviceSeriesUs = 10000;
 
 double us_since(Clock::time_point t) { return 1e6 * seconds_since(t); }
 
-// Returns when all of step i has run, wherever it runs.
+// Returns when all work of step i is done, on any device.
 void wait_for(Trainer& t, int64_t i) { synchronize(t.scheduled_step(i).device()); }
 
 std::string find_complaint(const Trainers& trainers) {
   for (size_t m = 0; m < trainers.size(); ++m) {
     const StepStats s = trainers[m]->stats();
     const char* way = name_of(kWays[m]);
-    // A device may need fusion to replay a step; that cell has no figures, the others count.
+    // A device may need fusion to replay a step; that cell then has no figures, the others count.
     if (s.fallbacks > 0 && kWays[m] != Way::Unfused) {
       return fmt::format("{}: {} steps fell back to the reference walker: {}", way, s.fallbacks,
                          s.last_fallback);
@@ -49,8 +49,8 @@ Cells measure(const MakeTrainer& make, double seconds) {
     }
   }
   int64_t at = kWarmUp;
-  // Half of the time for each kind of figure. All modes make as many steps as eager, so that their
-  // parameters can be compared afterwards: what was timed is what is checked.
+  // Half of the time for each kind of figure. All modes make as many steps as eager, so that the
+  // parameters compared afterwards are those of the timed steps.
   double eager_us = 1e9;
   constexpr int trial = 8;
   for (int i = 0; i < trial; ++i) {

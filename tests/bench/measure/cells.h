@@ -1,5 +1,5 @@
 #pragma once
-// The same training step in every way, measured side by side.
+// The same training step in every way, measured interleaved.
 
 #include "tests/bench/measure/trainer.h"
 
@@ -9,34 +9,33 @@ using MakeTrainer = std::function<std::unique_ptr<Trainer>(Way)>;
 
 struct Cell {
   /// Microseconds a step.
-  Quantiles queued;   ///< Back to back, the last one waited for: a sample a series.
-  Quantiles latency;  ///< Every step waited for: one sample a step.
+  Quantiles queued;   ///< Back to back, waiting only for the last: one sample a series.
+  Quantiles latency;  ///< Waiting for every step: one sample a step.
   StepStats stats;
-  /// Whether every step ran in the mode itself: only then are these the mode's figures.
+  /// Whether every step ran in the mode itself; otherwise these are not the mode's figures.
   bool counts() const { return stats.fallbacks == 0; }
 };
-/// All modes at one size.
 struct Cells {
-  std::vector<Cell> cells;  ///< As kWays.
+  std::vector<Cell> cells;  ///< In the order of kWays.
   const Cell& of(Way way) const { return cells[static_cast<size_t>(way)]; }
-  int64_t steps = 0;  ///< That each of them made.
-  /// Of the time, that the thread had a core: less is a busy machine, or one that waits for a GPU.
+  int64_t steps = 0;  ///< Made in each way.
+  /// CPU time of the thread over wall time: less means a busy machine, or waiting for a GPU.
   double share = 1;
   std::string complaint;  ///< Why the figures cannot be trusted; empty if they can.
 };
-/// Gives every mode the same number of steps, in turns, such that eager's take about `seconds`.
-/// Then compares the final parameters bit by bit and counts fallbacks; those of the mode without
-/// fusion are no complaint.
+/// Runs the same number of steps in every mode, interleaved, such that eager's take about
+/// `seconds`. Then compares the final parameters bit by bit and counts fallbacks; fallbacks of the
+/// mode without fusion are no complaint.
 Cells measure(const MakeTrainer& make, double seconds);
 
-/// What the first compiled step costs, in milliseconds.
+/// One-time costs up to the first compiled step, in milliseconds.
 struct OneTime {
   double record = 0, fuse = 0, plan = 0, build = 0, capture = 0;
   double first_calls = 0;  ///< Wall time of the two calls that record and build.
-  bool cached = false;     ///< The kernels came from the disk.
+  bool cached = false;     ///< The kernels came from the disk cache.
   double total() const { return record + fuse + plan + build + capture; }
 };
-/// From the kernel cache as it is.
+/// Uses the kernel cache as it is.
 OneTime measure_one_time(const MakeTrainer& make);
 
 }  // namespace brrr::bench

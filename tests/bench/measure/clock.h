@@ -1,5 +1,5 @@
 #pragma once
-// The processors' clock, which figures are printed with.
+// The processors' clock frequency, which is printed with figures.
 
 #include <filesystem>
 #include <fstream>
@@ -8,7 +8,7 @@
 
 namespace brrr::bench {
 
-/// MHz of each processor now, as Linux says it; empty where it does not. `root` holds /proc and
+/// MHz of each processor now, as Linux reports it; empty if it does not. `root` contains /proc and
 /// /sys.
 inline std::vector<long> cpu_megahertz(const std::string& root = "") {
   std::vector<long> all;
@@ -32,7 +32,7 @@ inline std::vector<long> cpu_megahertz(const std::string& root = "") {
   return all;
 }
 
-/// "2596 MHz", "1200 to 3700 MHz" where processors differ, "unknown".
+/// "2596 MHz", "1200 to 3700 MHz" if processors differ, "unknown".
 inline std::string cpu_clock(const std::string& root = "") {
   const std::vector<long> all = cpu_megahertz(root);
   if (all.empty()) return "unknown";

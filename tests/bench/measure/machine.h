@@ -1,5 +1,5 @@
 #pragma once
-// What a figure was measured on.
+// The machine that a figure was measured on.
 
 #include <brrr/brrr.h>
 
@@ -11,11 +11,11 @@ namespace brrr::bench {
 struct BlasInfo {
   std::string core;     ///< The kernels that OpenBLAS chose, for instance "SkylakeX".
   std::string config;   ///< Its version and build options.
-  std::string warning;  ///< Empty, or why its figures are not this machine's.
+  std::string warning;  ///< Empty, or why its figures do not represent this machine.
 };
 BlasInfo blas_info();
 
-/// What a step's time is compared with, measured in this run.
+/// The limits that a step's time is compared with, measured in this run.
 struct Limits : DeviceLimits {
   Device device;
   std::string cpu;        ///< From /proc/cpuinfo.
@@ -28,21 +28,21 @@ struct Limits : DeviceLimits {
 
   bool on_gpu() const { return device.type == DeviceType::CUDA; }
   std::string processor() const { return on_gpu() ? gpu.name : cpu; }
-  /// Copies within the caches, of 256 KB read and written, and beyond them.
+  /// Copy bandwidth within the caches (256 KB read and written) and beyond them.
   double cached_gbs() const { return gb_per_second(256 << 10); }
   double memory_gbs() const { return copies.back().gb_per_second; }
 };
-/// One for each device, for the threads of the pool as they are; throws, saying what is missing,
-/// where there is no such device.
+/// One entry for each device, with the pool's current threads; throws, naming what is missing, if
+/// there is no such device.
 std::vector<Limits> measure_limits(const std::vector<Device>& devices);
 
-/// The host's, to print over every table of figures.
+/// Describes the host; printed over every table of figures.
 std::string machine_line(const Limits& limits);
 
 /// Compiler, C++ standard and OpenBLAS, on one line.
 std::string versions();
 
-/// About the machine, and the GPUs among the devices that figures come from.
+/// Describes the machine and the GPUs among the devices.
 std::string header_text(const std::vector<Limits>& all);
 
 }  // namespace brrr::bench

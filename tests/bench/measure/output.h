@@ -1,5 +1,5 @@
 #pragma once
-// What figures are written as: JSON, traces.
+// Output formats of figures: JSON, traces.
 
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -10,15 +10,15 @@
 
 namespace brrr::bench {
 
-/// A time in microseconds with three figures: "7.42", "74.2", "742", "7420".
+/// A time in microseconds with three significant digits: "7.42", "74.2", "742", "7420".
 std::string three_figures(double v);
 
 using Json = nlohmann::ordered_json;
 
-/// What the text says; discarded where it is no JSON. (In one file: it takes g++ four seconds.)
+/// Parsed JSON; discarded if the text is not JSON. (Out of line: it takes g++ four seconds.)
 Json parse_json(const std::string& text);
 
-/// An object of the values, under as many names with blanks between them.
+/// A JSON object of the values; `names` are separated by blanks.
 template <class... T> Json object(const char* names, const T&... values) {
   std::istringstream words(names);
   Json all = Json::object();
@@ -31,14 +31,14 @@ template <class... T> Json object(const char* names, const T&... values) {
   return all;
 }
 
-/// Spans of time for chrome://tracing and ui.perfetto.dev.
+/// Time spans for chrome://tracing and ui.perfetto.dev.
 class Trace {
  public:
   using Time = Clock::time_point;
-  /// A row of the picture; the spans that follow belong to it.
+  /// Starts a row of the picture; the spans that follow belong to it.
   void row(const std::string& name);
   void span(const std::string& name, Time from, Time to);
-  /// Another trace's, as a process of its own.
+  /// Adds another trace's events as a process of their own.
   void add(const std::string& name, const Json& events);
   /// The trace event format, as JSON.
   std::string json() const;

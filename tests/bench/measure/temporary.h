@@ -1,6 +1,6 @@
 #pragma once
 
-// A folder, an environment variable, a kernel cache for as long as something runs.
+// A folder, an environment variable, a kernel cache with the lifetime of an object.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,15 +16,15 @@
 
 namespace brrr::bench {
 
-// Takes folders away that an interrupted program would leave. A handler may do little more than
-// start a process.
+// Removes temporary folders when a signal ends the program. A signal handler may do little more
+// than start a process.
 class Leftovers {
  public:
-  // The interrupt key, a time limit, a closed terminal, a reader that is gone.
-  static constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+  // Interrupt key, time limit, closed terminal, closed pipe.
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
   static void add(const std::string& path) {
     owner_ = getpid();
-    for (int signal : kEndings) {
+    for (int signal : kSignals) {
       const auto before = std::signal(signal, end);
       if (before != SIG_DFL) std::signal(signal, before);
     }
@@ -61,15 +61,15 @@ class Leftovers {
   inline static pid_t owner_ = 0;
 };
 
-// A folder of its own that goes away.
+// A unique folder, removed at the end.
 struct TemporaryFolder {
   std::filesystem::path path;
   TemporaryFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "brrr-XXXXXX").string();
-    // A signal between the two would leave it behind.
+    // A signal between the two would leave the folder behind.
     sigset_t keys, before;
     sigemptyset(&keys);
-    for (int signal : Leftovers::kEndings) sigaddset(&keys, signal);
+    for (int signal : Leftovers::kSignals) sigaddset(&keys, signal);
     pthread_sigmask(SIG_BLOCK, &keys, &before);
     const bool made = mkdtemp(name.data());
     if (made) Leftovers::add(name);
@@ -86,7 +86,7 @@ struct TemporaryFolder {
   std::string file(const std::string& name) const { return (path / name).string(); }
 };
 
-// Sets a variable, or removes it.
+// Sets a variable, or unsets it.
 struct Env {
   std::string name;
   std::optional<std::string> before;
@@ -99,7 +99,7 @@ struct Env {
   Env& operator=(const Env&) = delete;
 };
 
-// A kernel cache that is empty at first and that nobody else uses.
+// A private kernel cache, initially empty.
 struct PrivateCache {
   TemporaryFolder folder;
   Env variable{"BRRR_CACHE_DIR", folder.path.c_str()};

@@ -1,7 +1,6 @@
 #pragma once
 
-// What everybody who measures needs: the clock, and what counts of many samples. C++17, for the
-// peers.
+// The clock, and statistics of samples. C++17, for the peers.
 
 #include <algorithm>
 #include <chrono>
@@ -22,19 +21,19 @@ struct Quantiles {
   std::size_t n = 0;
 };
 
-// Of at least one sample.
+// Needs at least one sample.
 inline Quantiles quantiles(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
   const std::size_t n = samples.size();
   return {(samples[(n - 1) / 2] + samples[n / 2]) / 2, samples[std::min(n - 1, n * 95 / 100)], n};
 }
 
-// 0 of none.
+// 0 if there are no samples.
 inline double median(std::vector<double> samples) {
   return samples.empty() ? 0 : quantiles(std::move(samples)).median;
 }
 
-// Median seconds of each call, in turns, so that what disturbs the machine disturbs all of them.
+// Median seconds of each call, interleaved, so that disturbances of the machine affect all.
 inline std::vector<double> times_in_turns(const std::vector<std::function<void()>>& calls,
                                           double seconds) {
   constexpr std::size_t least = 3, most = 1000;

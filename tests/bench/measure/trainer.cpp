@@ -71,8 +71,8 @@ Tensor Trainer::body(const Tensor& x, const Tensor& y) {
   return loss.detach();
 }
 
-// In graph mode the function runs without data: its phases are recorded or verified, and what
-// comes after it is the work itself.
+// In graph mode the function runs without data: its phases are recording or verification, and the
+// work itself follows.
 Tensor Trainer::traced(size_t k) {
   const StepStats before = step_.stats();
   marks_ = {};
@@ -85,7 +85,7 @@ Tensor Trainer::traced(size_t k) {
   const std::string run = recorded ? "walk" : built ? "fuse, plan, build, replay" : "replay";
   trace->span("step", begin, end);
   if (marks_[3] == Trace::Time()) {
-    trace->span(run, begin, end);  // Frozen: the function has not been run.
+    trace->span(run, begin, end);  // Frozen: the function did not run.
     return loss;
   }
   const std::string prefix = eager_ ? "" : recorded ? "record " : "verify ";

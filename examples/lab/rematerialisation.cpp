@@ -1,4 +1,4 @@
-// Values of the forward pass that backward needs: kept in memory, or made anew.
+// Forward values that backward needs: kept in memory, or rematerialised.
 #include <algorithm>
 
 #include "examples/lab/lab.h"
@@ -7,20 +7,20 @@ namespace examples::lab {
 
 namespace {
 
-// One way to run a step, and what it took.
+// One way to run a step, and its measurements.
 struct WayOfKeeping {
   std::string name;
   std::function<void()> call;
   std::function<brrr::StepStats()> stats;
-  std::function<std::vector<Tensor>()> results;  // Of all calls so far.
-  double seconds = 0, bytes = 0;                 // Of a call; the bytes that its kernels move.
+  std::function<std::vector<Tensor>()> results;  // After all calls so far.
+  double seconds = 0, bytes = 0;                 // Per call; the bytes that its kernels move.
 };
 
-// make(options) for each way to keep the values, as a call, its stats and its results.
+// Calls make(options), which returns a call, its stats and its results, for each way.
 template <class Make> std::vector<WayOfKeeping> ways_of_keeping(const Make& make) {
   const std::pair<const char*, brrr::StepOptions> ways[] = {
       {"kept", {.rematerialise = false}},
-      {"anew, fewer bytes", {.rematerialise = true}},
+      {"recomputed, fewer bytes", {.rematerialise = true}},
       {"half the memory", {.memory_budget = 0.5}}};
   std::vector<WayOfKeeping> all;
   for (const auto& [name, options] : ways) {
@@ -30,7 +30,7 @@ template <class Make> std::vector<WayOfKeeping> ways_of_keeping(const Make& make
   return all;
 }
 
-// A product, then a chain whose every value backward needs, then a product.
+// A matrix product, a chain of which backward needs every value, and another matrix product.
 std::vector<WayOfKeeping> keep_chain(const Lab& lab) {
   const int64_t rows = lab.quick ? 64 : 4096, width = lab.quick ? 64 : 512;
   const Tensor x = brrr::randn({rows, width}), v = brrr::randn({width, width});
@@ -62,12 +62,12 @@ std::vector<WayOfKeeping> keep_gpt(const Lab& lab) {
   });
 }
 
-// In turns; all must have the results of the first.
+// Times all ways alternately; all must have the results of the first.
 void measure_keeping(Lab& lab, const char* model, std::vector<WayOfKeeping>& all) {
-  constexpr int looks = 5;
+  constexpr int warm_up = 5;
   std::vector<std::function<void()>> calls;
   for (WayOfKeeping& w : all) {
-    for (int i = 0; i < looks; ++i) w.call();
+    for (int i = 0; i < warm_up; ++i) w.call();
     const brrr::Profile profile;
     w.call();
     for (const brrr::ProfileRow& row : profile.kinds()) w.bytes += row.bytes;
@@ -90,12 +90,13 @@ Sheet keeping_sheet(const char* file, const std::string& title,
                     const std::vector<WayOfKeeping>& all) {
   Sheet s{file,
           title,
-          {"values of forward", "ms", "of kept", "MB moved", "temporaries, MB", "made anew",
+          {"values of forward", "ms", "of kept", "MB moved", "temporaries, MB", "recomputed",
            "kernels"}};
   for (const WayOfKeeping& w : all) {
     const brrr::StepStats t = w.stats();
     s.rows.push_back({w.name, w.seconds * 1e3, times(w.seconds / all[0].seconds), w.bytes * 1e-6,
-                      static_cast<double>(t.arena_bytes) * 1e-6, static_cast<int64_t>(t.made_anew),
+                      static_cast<double>(t.arena_bytes) * 1e-6,
+                      static_cast<int64_t>(t.rematerialised),
                       static_cast<int64_t>(t.kernels_per_replay)});
   }
   return s;
@@ -112,8 +113,8 @@ Section rematerialisation(Lab& lab) {
     return 100 * static_cast<double>(a.stats().arena_bytes) /
            static_cast<double>(std::max<size_t>(1, b.stats().arena_bytes));
   };
-  s.seen = {fmt::format(
-      "A chain between two products, whose every value backward needs: made anew there, it moves "
+  s.findings = {fmt::format(
+      "A chain between two products, whose every value backward needs: recomputed there, it moves "
       "{:.0f} instead of {:.0f} MB and takes {:.2f} times as long as kept, with {:.0f} % of the "
       "temporary memory. A GPT's step in {:.0f} % of its memory takes {:.2f} times as long. All "
       "with the same results, bit for bit.",
@@ -144,7 +145,7 @@ Section rematerialisation(Lab& lab) {
   }
   s.pictures = {draw("rematerialisation-time", time), draw("rematerialisation-memory", memory)};
   s.note =
-      "StepOptions::rematerialise and memory_budget, in turns. A value is made anew in the kernel "
+      "StepOptions::rematerialise and memory_budget, in turns. A value is recomputed in the kernel "
       "that uses it where that moves fewer bytes; under a budget those go that cost least for "
       "their bytes, products last.";
   return s;

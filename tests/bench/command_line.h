@@ -1,7 +1,7 @@
 #pragma once
 
-// Command lines of the programs here that have options of their own: a word that none of them takes
-// is an error, never passed over. C++17 and nothing of brrr, for the peers.
+// Command lines of the programs here that have options of their own; an unknown argument is an
+// error, never ignored. C++17 and independent of brrr, for the peers.
 
 #include <climits>
 #include <cmath>
@@ -16,7 +16,7 @@
 
 namespace brrr::bench {
 
-// What was asked for is wrong, as against what went wrong.
+// An error in the command line, as opposed to a failure of the program.
 struct UsageError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
@@ -40,12 +40,12 @@ inline double positive_real(std::string_view name, const std::string& text) {
   return v;
 }
 
-// The command line, word by word. Google Benchmark's options, which ./brrr bench hands to all
-// programs, mean nothing to most of them and are passed over, unless `all` words are wanted.
+// Iterates over the command line. Google Benchmark's options, which ./brrr bench passes to all
+// programs, mean nothing to most of them and are skipped, unless `all` is set.
 class Words {
  public:
   Words(int argc, char** argv, bool all = false) : words_(argv + 1, argv + argc), all_(all) {}
-  // Goes to the next word; false behind the last one.
+  // Advances to the next word; false at the end.
   bool next() {
     while (at_ < words_.size()) {
       word_ = words_[at_++];
@@ -54,14 +54,14 @@ class Words {
     return false;
   }
   const std::string& word() const { return word_; }
-  // What stands behind the word.
+  // The value that follows the current word.
   std::string value() {
     if (at_ == words_.size() || words_[at_].empty() || words_[at_].rfind("--", 0) == 0) {
       throw UsageError(word_ + ": value missing");
     }
     return words_[at_++];
   }
-  // Whether the word is `name`, whose value this keeps; a bool has none and becomes true.
+  // If the word is `name`, stores its value and returns true; a bool takes no value and is set.
   template <class T> bool take(const char* name, T& to) {
     if (word_ != name) return false;
     if constexpr (std::is_same_v<T, bool>) {
@@ -86,8 +86,7 @@ class Words {
   std::size_t at_ = 0;
 };
 
-// Hands the words to options.take(words). Returns whether there is something to run: not where help
-// was asked for.
+// Passes the words to options.take(words). Returns false after printing help.
 template <class Options>
 bool read_words(int argc, char** argv, const char* help, Options& options) {
   for (Words words(argc, argv); words.next();) {
@@ -100,13 +99,13 @@ bool read_words(int argc, char** argv, const char* help, Options& options) {
   return true;
 }
 
-// Says why a program ends; returns its exit status: 2 if its command line is wrong, else 1.
+// Prints the error; returns the exit status: 2 for a wrong command line, else 1.
 inline int status_of(const char* program, const std::exception& e) {
   std::fprintf(stderr, "%s: %s\n", program, e.what());
   return dynamic_cast<const UsageError*>(&e) != nullptr ? 2 : 1;
 }
 
-// main() of a program that is run(options).
+// main() of a program whose work is run(options).
 template <class Options, class Run>
 int words_main(const char* program, int argc, char** argv, const char* help, Options options,
                const Run& run) {

@@ -1,4 +1,4 @@
-// What all ranks must have alike, compared by the text of rank 0.
+// Broadcasts text, and checks that all ranks have the same lines, by comparing with rank 0's.
 #include <fmt/ranges.h>
 
 #include <sstream>
@@ -22,7 +22,7 @@ std::string broadcast_text(const std::string& text, int root) {
 
 void check_alike(const std::string& what, const std::vector<std::string>& own) {
   if (size() == 1) return;
-  const std::string end(1, '\0');  // A line may have an end of line in it.
+  const std::string end(1, '\0');  // Separates lines: a line may contain '\n'.
   std::istringstream first(broadcast_text(fmt::format("{}", fmt::join(own, end)) + end, 0));
   std::string said, line;
   for (size_t k = 0; said.empty(); ++k) {

@@ -1,8 +1,8 @@
-// Derivatives computed ahead, with their functions. A gradient g * f(x) needs x in backward, where
-// what f shares with the function (of gelu the normal distribution) is computed once more. But f
-// needs no g: the function's kernel can make it, which has x in registers, and keep it instead of
-// x. As many bytes, fewer polynomials, and the same bits: f is the gradient's own formula of a g of
-// 1. Whether it takes no more memory either is for who asks to see.
+// Derivatives computed ahead, in their functions' kernels. A gradient g * f(x) reads x in backward
+// and recomputes what f shares with the function (for gelu, the normal distribution). But f needs
+// no g: the function's kernel, which has x in registers, can store f instead of x. That moves as
+// many bytes, evaluates fewer polynomials and gives the same bits: f is the gradient's own formula
+// with g = 1. The caller (rematerialise()) checks that memory does not grow.
 #include <algorithm>
 
 #include "graph/cost.h"
@@ -38,7 +38,7 @@ class Ahead {
   }
 
  private:
-  // The operand of a gradient that it is computed from beside g, where that is one tensor; kNone.
+  // The gradient's tensor operand besides g; kNone if there is none or more than one.
   uint32_t only_operand(const Instr& i) const {
     uint32_t only = kNone;
     for (uint32_t value : r_.in(i).first(i.n_in - 1u)) {
@@ -49,8 +49,8 @@ class Ahead {
     return only;
   }
 
-  // The function of a gradient whose derivative can be kept instead of the function's operand: that
-  // gets its value in the function's kernel, and nobody else reads it. kNone: there is none.
+  // The function that a gradient is of, if the function's kernel can store the derivative in place
+  // of operand x: that kernel writes x last, and only it and the gradient read x later. Else kNone.
   uint32_t function_of(uint32_t at) const {
     const Instr& i = r_.instrs[at];
     const uint32_t group = s_.group_of[at];
@@ -61,7 +61,7 @@ class Ahead {
     const uint32_t id = only_operand(i);
     if (id == kNone || r_.in(i).back() == kNone) return kNone;
     const Value &x = r_.value(id), &g = r_.value(r_.in(i).back()), &y = r_.value(r_.out(i)[0]);
-    // Of one dtype, that of the arithmetic, which g alone does not decide.
+    // All have the dtype of the arithmetic, and x decides it: the derivative's g is a scalar.
     const PointwiseInfo& info = *i.op->pointwise;
     const bool exact = x.dtype == y.dtype && g.dtype == y.dtype &&
                        compute_type(y.dtype) == y.dtype && !info.traits.wide &&
@@ -81,7 +81,7 @@ class Ahead {
     return function;
   }
 
-  // Whether an instruction that reads x is what `gradient` is the gradient of.
+  // Whether `gradient` is the gradient of the instruction with respect to its operand x.
   bool is_function(const Access& a, const Instr& gradient, const Value& x) const {
     const Instr& f = r_.instrs[a.instr];
     if (!f.op->pointwise || !r_.value(a.value).same_elements(x)) return false;
@@ -92,7 +92,7 @@ class Ahead {
     return false;
   }
 
-  // The gradient of a g of 1, into memory of its own; `function` is where it comes.
+  // The gradient with g = 1, into a new storage, to be inserted after `function`.
   Instr derivative(uint32_t gradient, uint32_t function) {
     Instr i = r_.instrs[gradient];
     Value v = r_.value(only_operand(i));
@@ -116,7 +116,7 @@ class Ahead {
     return i;
   }
 
-  // What the gradient is of that derivative.
+  // Replaces the gradient: the product of g and the derivative.
   Instr product(uint32_t gradient) {
     Instr i = r_.instrs[gradient];
     const uint32_t g = r_.in(i).back(), y = r_.out(i)[0];
@@ -130,7 +130,7 @@ class Ahead {
   const Recording& r_;
   const Schedule& s_;
   std::unique_ptr<Recording> out_;
-  std::vector<uint32_t> derivative_;  // By gradient: the value, once it is made.
+  std::vector<uint32_t> derivative_;  // By gradient: the value; kNone: none so far.
 };
 
 }  // namespace

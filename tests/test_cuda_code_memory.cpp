@@ -1,5 +1,5 @@
-// What takes memory of the device beside tensors: the code of kernels, graphs, the library's
-// workspace. It comes from what the pool keeps for tensors, and goes back.
+// Device memory of other things than tensors: the code of kernels, graphs, the library's workspace.
+// The pool gives up cached blocks for it, and it is given back.
 
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernels.h"
@@ -21,7 +21,7 @@ struct Bytes {
 };
 size_t free_bytes() { return Bytes().free; }
 
-// A device of 8 MiB beside what is taken already, all of which a tensor has.
+// A device with 8 MiB more than is in use already, all of it held by a tensor.
 struct Full {
   Full() { CHECK(free_bytes() == 0); }
   static size_t room() {
@@ -33,7 +33,7 @@ struct Full {
   Tensor all = empty({8 * kMiB}, kUInt8, kCUDA);
 };
 
-// Builds a kernel that nobody has.
+// Builds a kernel that is in no cache.
 void build(const char* value) {
   static const char* const name = "one";
   static uint64_t serial = 0;
@@ -57,12 +57,12 @@ struct Copy {
 
 }  // namespace
 
-TEST_CASE("cuda: code and graphs have the room that freed tensors leave") {
+TEST_CASE("cuda: code and graphs get the memory of freed tensors") {
   if (!have_device() || !counters()) return;
   const Tensor x = full({1}, 3.0, kFloat32, kCUDA), y = full({1}, 0.0, kFloat32, kCUDA);
   {
     Full device;
-    device.all = {};  // The pool keeps it.
+    device.all = {};  // The pool caches its memory.
     CHECK(free_bytes() == 0);
     build("1");
     CHECK(free_bytes() > 0);
@@ -76,7 +76,7 @@ TEST_CASE("cuda: code and graphs have the room that freed tensors leave") {
   CHECK(y.item<float>() == 3);
 }
 
-TEST_CASE("cuda: code and graphs without room are errors that leave nothing") {
+TEST_CASE("cuda: code and graphs without memory are errors that leave nothing behind") {
   if (!have_device() || !counters()) return;
   const Tensor x = full({1}, 3.0, kFloat32, kCUDA), y = full({1}, 0.0, kFloat32, kCUDA);
   const auto graphs = counters()->graphs;
@@ -94,7 +94,7 @@ TEST_CASE("cuda: code and graphs without room are errors that leave nothing") {
   CHECK(Copy(y.impl()->data(), x.impl()->data()).nodes == 1);
 }
 
-TEST_CASE("cuda step: without room for its code or graph it runs, and is replayed later") {
+TEST_CASE("cuda step: without memory for its code or graph it runs, and is replayed later") {
   if (!have_device() || !counters()) return;
   const Tensor x = rand({64}, kCUDA);
   const auto body = [](const Tensor& t) { return (t * 3.0 + 0.5).exp(); };
@@ -111,7 +111,7 @@ TEST_CASE("cuda step: without room for its code or graph it runs, and is replaye
   CHECK(step.stats().launches_per_replay == 1);
 }
 
-TEST_CASE("cuda step: its code is given back when it dies, once its work is done") {
+TEST_CASE("cuda step: its code is freed when it dies, once its work is done") {
   if (!have_device() || !counters()) return;
   for (const char* lazy : {"0", "1"}) {
     CAPTURE(lazy);

@@ -1,5 +1,5 @@
 #pragma once
-// What nearly every case needs: what an error said, whether a text names something, infinity.
+// Used by nearly every case: an error's message, a substring test, infinity.
 
 #include <functional>
 #include <limits>
@@ -11,7 +11,7 @@ namespace brrr::test {
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 
-/// The text of the brrr::Error that f throws, "" if it throws none.
+/// The message of the brrr::Error that f throws, "" if it throws none.
 inline std::string error_of(const std::function<void()>& f) {
   try {
     f();

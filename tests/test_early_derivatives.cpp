@@ -1,4 +1,4 @@
-// Derivatives that are computed with their functions: the same bits with fewer polynomials.
+// Derivatives computed ahead, in the kernels of their functions: same bits, fewer polynomials.
 #include <doctest/doctest.h>
 
 #include <brrr/brrr.h>
@@ -16,7 +16,7 @@ namespace {
 
 using Function = std::function<std::vector<Tensor>(const Tensor&)>;
 
-// Three calls in both modes on the same input, compared; the summary.
+// Compares three calls in both modes on the same input; returns explain().
 std::string compare(const Function& fn, const Tensor& x, const StepOptions& given = {}) {
   StepOptions options = given;
   options.require_graph = true;
@@ -33,17 +33,17 @@ std::string compare(const Function& fn, const Tensor& x, const StepOptions& give
 }
 
 bool is_ahead(const std::string& summary) {
-  return summary.find("computed with their functions") != std::string::npos;
+  return summary.find("computed in forward") != std::string::npos;
 }
 
-// Two layers with an activation between them, and the gradients of all.
+// Two layers with an activation between them, and the gradients of all parameters.
 struct Layers {
   Tensor w, b, v;
   explicit Layers(DType t = kFloat32)
       : w(randn({48, 64}, t)), b(randn({64}, t)), v(randn({64, 32}, t)) {
     for (const Tensor* p : {&w, &b, &v}) p->set_requires_grad();
   }
-  // As Linear's: the product's memory, and the bias written into it.
+  // As in Linear: the bias is added in place to the product.
   Tensor hidden(const Tensor& x) const {
     const Tensor h = matmul(x, w);
     h.add_(b);
@@ -59,10 +59,10 @@ struct Layers {
   }
 };
 
-// A row that tests of all of the library's leave out.
+// A row flagged as a gradient row, so that tests over the library's rows skip it.
 template <class F, class G>
 const PointwiseOp& row_of(const char* name, const PointwiseTraits& traits, F f, G gradient) {
-  auto* const row = new PointwiseOp(name, "a test's own", traits, f, gradient);  // For ever.
+  auto* const row = new PointwiseOp(name, "a test's own", traits, f, gradient);  // Never freed.
   row->gradient_row = true;
   return *row;
 }
@@ -86,7 +86,7 @@ TEST_CASE("ahead: gelu's derivative is computed with gelu, to eager's bits") {
   }
 }
 
-TEST_CASE("ahead: a row of the program's, with a number, and float64") {
+TEST_CASE("ahead: a row defined by the user, with a scalar, and float64") {
   manual_seed(32);
   const test::TempCache cache;
   const Layers layers, wide(kFloat64);
@@ -103,7 +103,7 @@ TEST_CASE("ahead: a row of the program's, with a number, and float64") {
       compare(wide.with([](const Tensor& t) { return gelu(t); }), randn({40, 48}, kFloat64))));
 }
 
-TEST_CASE("ahead: infinities, NaN, zeros and denormal numbers keep their bits") {
+TEST_CASE("ahead: infinities, NaN, zeros and denormals keep their bits") {
   manual_seed(33);
   const test::TempCache cache;
   const Tensor v = randn({64, 32}), special = randn({8, 64});
@@ -115,21 +115,21 @@ TEST_CASE("ahead: infinities, NaN, zeros and denormal numbers keep their bits") 
   const Tensor w = randn({48, 64});
   const Function fn = [&](const Tensor& x) {
     const Tensor h = matmul(x, w);
-    h.add_(special);  // To zeros: what comes is what there was, but for -0.
+    h.add_(special);  // Added to zeros: keeps every value but -0.
     const Tensor y = matmul(gelu(h), v);
     return std::vector<Tensor>{grad({sum(y)}, {special})[0], y.detach()};
   };
   CHECK(is_ahead(compare(fn, zeros({8, 48}))));
 }
 
-TEST_CASE("ahead: where the operand is needed anyway, or is rounded, it is kept") {
+TEST_CASE("ahead: an operand that is needed anyway, or is rounded, is kept") {
   manual_seed(34);
   const test::TempCache cache;
   const Tensor x = randn({40, 48});
   const Layers layers, half(kBFloat16);
   const auto activation = [](const Tensor& t) { return gelu(t); };
   CHECK(!is_ahead(compare(half.with(activation), x.to(kBFloat16))));
-  // A result of the step, and an operand of another gradient.
+  // The operand is also a result of the step, or an operand of another gradient.
   const Function lasting = [&](const Tensor& in) {
     const Tensor h = layers.hidden(in), y = matmul(gelu(h), layers.v);
     std::vector<Tensor> out = grad({mean(y * y)}, {layers.w, layers.b, layers.v});
@@ -142,14 +142,14 @@ TEST_CASE("ahead: where the operand is needed anyway, or is rounded, it is kept"
     return grad({mean(y * y)}, {layers.w, layers.b, layers.v});
   };
   CHECK(!is_ahead(compare(again, x)));
-  // An operand that is smaller than the derivative.
+  // The operand is smaller than the derivative.
   const Function expanded = [&](const Tensor& in) {
     const Tensor h = sum(matmul(in, layers.w) + layers.b, {1}, true).expand({40, 64});
     const Tensor y = matmul(gelu(h), layers.v);
     return grad({mean(y * y)}, {layers.w, layers.b, layers.v});
   };
   CHECK(!is_ahead(compare(expanded, x)));
-  // Only the function: nothing is made for a gradient that nobody takes.
+  // Forward only: without a gradient no derivative is computed.
   const Function forward = [&](const Tensor& in) {
     const NoGradGuard guard;
     return std::vector<Tensor>{matmul(gelu(matmul(in, layers.w) + layers.b), layers.v)};
@@ -157,7 +157,7 @@ TEST_CASE("ahead: where the operand is needed anyway, or is rounded, it is kept"
   CHECK(!is_ahead(compare(forward, x)));
 }
 
-TEST_CASE("ahead: an operand written in place between both is the one that was") {
+TEST_CASE("ahead: an operand written in place before the function is read as written") {
   manual_seed(35);
   const test::TempCache cache;
   const Layers layers;
@@ -170,7 +170,7 @@ TEST_CASE("ahead: an operand written in place between both is the one that was")
   CHECK(is_ahead(compare(fn, randn({40, 48}))));
 }
 
-TEST_CASE("ahead: arithmetic in another dtype than the operand's, or that g decides, stays whole") {
+TEST_CASE("ahead: not where the arithmetic's dtype is not the operand's, or follows from g") {
   manual_seed(36);
   const test::TempCache cache;
   const PointwiseOp& wide = row_of(
@@ -186,7 +186,7 @@ TEST_CASE("ahead: arithmetic in another dtype than the operand's, or that g deci
                           randn({40, 48}, kFloat64))));
 }
 
-TEST_CASE("ahead: not where it takes more memory, or moves more bytes") {
+TEST_CASE("ahead: not done where it takes more memory, or moves more bytes") {
   manual_seed(37);
   const test::TempCache cache;
   const Tensor w = randn({256, 256}), b = randn({256}), x = randn({512, 256});
@@ -206,12 +206,12 @@ TEST_CASE("ahead: not where it takes more memory, or moves more bytes") {
     return s.stats().arena_bytes;
   };
   for (const bool in_place : {false, true}) CHECK(arena(in_place, true) <= arena(in_place, false));
-  // From a product that stays, x is made anew: there is no store to put the derivative's in place
-  // of.
+  // x is recomputed from a product that is kept: there is no store of x that the derivative's store
+  // could replace.
   const Layers layers;
-  const Function anew = [&](const Tensor& in) {
+  const Function recomputed = [&](const Tensor& in) {
     const Tensor y = matmul(gelu(matmul(in, layers.w) + layers.b), layers.v);
     return grad({mean(y * y)}, {layers.w, layers.b, layers.v});
   };
-  CHECK(!is_ahead(compare(anew, randn({40, 48}))));
+  CHECK(!is_ahead(compare(recomputed, randn({40, 48}))));
 }

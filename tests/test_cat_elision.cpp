@@ -1,5 +1,5 @@
-// Gradients of q, k and v are written into the gradient of what they are slices of, as are those of
-// halves; norms into the list of which the norm is that of all.
+// Cat elision: gradients of q, k and v are written directly into the gradient of the tensor that
+// they are slices of, as are those of halves; norms into the list whose norm is the total.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ Tensor heads(const Tensor& all, int64_t which) {
       .transpose(1, 2);
 }
 
-// The gradient of self-attention from its projection, after `change` has seen q, k and v's.
+// The gradient of self-attention from its projection, after `change` has modified q, k and v.
 template <class F> Tensors gradient(const Tensor& x, const F& change) {
   Tensor all = (x * 1.5).detach().set_requires_grad();
   Tensor q = heads(all, 0), k = heads(all, 1), v = heads(all, 2);
@@ -49,7 +49,7 @@ TEST_CASE("written joined: attention's gradients need no kernel that joins them"
     const auto apart = [](Tensor&, Tensor& k, Tensor&) { k = k * 2.0; };
     // Scaling, both directions of attention, the gradient's kernels.
     const uint64_t joined = kernels([&] { return gradient(x, kept); });
-    // Of k, scaled, the gradient is made by another kernel: all three are copied.
+    // k is scaled, so another kernel computes its gradient: all three are copied.
     CHECK(kernels([&] { return gradient(x, apart); }) > joined + 1);
     const Tensor half = x.to(kBFloat16);
     kernels([&] { return gradient(half, kept); });
@@ -96,7 +96,7 @@ TEST_CASE("written joined: the norm of all gradients takes as many kernels for 4
     CAPTURE(n);
     std::vector<Tensor> all;
     for (int k = 0; k < n; ++k) all.push_back(randn({1 + k % 3, 2}).set_requires_grad());
-    // Of one dtype or of two: then numbers are converted, and written where they are joined.
+    // With one dtype or two: then scalars are converted, and written directly into the list.
     const auto clip = [&] {
       for (const Tensor& p : all) p.set_grad(p.detach() * 3.0);
       return Tensors{optim::clip_grad_norm_(all, 0.5), all[1].grad() + 0.0,
@@ -107,7 +107,7 @@ TEST_CASE("written joined: the norm of all gradients takes as many kernels for 4
     CHECK(count == few);
     all[0] = randn({2, 2}).to(kFloat64).set_requires_grad();
     kernels(clip);
-    // A list of lists, whose parts are of several kinds.
+    // A list of lists, whose parts come from several kinds of kernels.
     kernels([&] {
       Tensors sums, lists;
       for (const Tensor& p : all) sums.push_back((p.detach().to(kFloat32) * 0.5).sum());
@@ -145,7 +145,7 @@ TEST_CASE("windows: those that are apart share no element" * doctest::test_suite
     std::ranges::set_intersection(touched[0], touched[1], std::back_inserter(both));
     TensorImpl &a = *windows[0].impl(), &b = *windows[1].impl();
     const bool is = apart(a, b);
-    // As a recording counts, from the first window that it saw.
+    // Counted like a recording, from the first window.
     const int64_t first = below(30);
     a.offset -= first;
     b.offset -= first;
@@ -157,7 +157,7 @@ TEST_CASE("windows: those that are apart share no element" * doctest::test_suite
     found += is;
     columns += both.empty();
   }
-  CHECK(found > columns / 2);  // What interleaves in other ways is not seen.
+  CHECK(found > columns / 2);  // Other interleavings are not detected.
 }
 
 TEST_CASE("written joined: gradients of halves are stored where they are joined" *
@@ -171,18 +171,18 @@ TEST_CASE("written joined: gradients of halves are stored where they are joined"
     y.backward(y.detach() + 1.0);
     return Tensors{matmul(all.grad(), x.t())};
   };
-  // Of four elements side by side a vector's store would be as many of one: they are copied.
+  // Runs of four elements are too short for a vector store, so they are copied.
   const uint64_t apart = kernels([&, x = randn({9, 8})] { return gated(x); });
   for (const DType t : {kFloat32, kFloat64, kBFloat16}) {
     const Tensor x = randn({9, 2 * 17}).to(t);
     CHECK(kernels([&] { return gated(x); }) == apart - 1);
   }
-  // Side by side along the first dim, before what is read of a stranger.
+  // Adjacent along the first dim, before a part that is read from another tensor.
   const Tensor x = randn({5, 33}), other = randn({2, 33});
   kernels([&] {
     return Tensors{cat({x * 2.0, x.exp(), other}) + 1.0, cat({x + 1.0, x - 1.0}).t()};
   });
-  // Queries and keys that turn, forth and back.
+  // Rotated queries and keys, forward and backward.
   const auto turned = [](const Tensor& w) {
     Tensor all = (w * 1.5).detach().set_requires_grad();
     const auto parts = all.view({2, 20, 12, 16}).split(8, 2);
