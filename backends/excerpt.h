@@ -19,7 +19,7 @@ class Vocabulary : NotCopied {
   /// `text` must outlive the object.
   explicit Vocabulary(std::string_view text);
   /// The definitions of all names that `kernels` uses (every overload and specialisation) and, in
-  /// turn, of the names they use, in their order and namespaces here; preprocessor #if stay.
+  /// turn, of the names they use, in their order and namespaces here; conditionals (#if) stay.
   std::string excerpt(std::string_view kernels) const;
 
  private:

@@ -1,13 +1,13 @@
 # Functions shared by the modules that brrr opens on first use; each module is the only code that
 # needs its library.
 
-# brrr_leave_out(<option> <module> <missing> <mend>): reports it; an error where <option> is ON.
-function(brrr_leave_out option module missing mend)
+# brrr_leave_out(<option> <module> <missing> <hint>): reports it; an error where <option> is ON.
+function(brrr_leave_out option module missing hint)
   if(${option} STREQUAL "AUTO")
     message(STATUS "brrr: ${module} is left out, not found: ${missing}")
   else()
     message(FATAL_ERROR "brrr: ${option}=${${option}}, but not found: ${missing}\n"
-      "${mend}, or set ${option}=OFF.")
+      "${hint}, or set ${option}=OFF.")
   endif()
 endfunction()
 

@@ -9,18 +9,18 @@
 namespace brrr::test {
 
 /// Checks that both ways were timed and the faster was kept; returns whether that is the replay.
-inline bool keeps_the_faster(const std::string& said) {
-  const size_t at = said.find("auto: replay ");
+inline bool keeps_the_faster(const std::string& text) {
+  const size_t at = text.find("auto: replay ");
   double replay_us = 0, eager_us = 0;
   char kept[8] = "";
-  const int read = at == said.npos ? 0
-                                   : std::sscanf(said.c_str() + at,
+  const int read = at == text.npos ? 0
+                                   : std::sscanf(text.c_str() + at,
                                                  "auto: replay %lf us, eager %lf us, keeps %7s",
                                                  &replay_us, &eager_us, kept);
-  REQUIRE_MESSAGE(read == 3, said);
+  REQUIRE_MESSAGE(read == 3, text);
   const bool replay = std::string(kept) == "replay";
-  CHECK_MESSAGE((replay || std::string(kept) == "eager"), said);
-  CHECK_MESSAGE((replay ? replay_us <= eager_us : eager_us <= replay_us), said);
+  CHECK_MESSAGE((replay || std::string(kept) == "eager"), text);
+  CHECK_MESSAGE((replay ? replay_us <= eager_us : eager_us <= replay_us), text);
   return replay;
 }
 

@@ -62,10 +62,10 @@ inline Compiled compile(const std::string& source, int major, int minor = 0) {
     REQUIRE_MESSAGE(!words_, (words_ ? words_ : "")); \
   } while (0)
 
-/// Whether there is a GPU; `words` gets the error message otherwise.
-inline bool open_device(Properties& properties, std::string& words) {
+/// Whether there is a GPU; `message` gets the error otherwise.
+inline bool open_device(Properties& properties, std::string& message) {
   const Failure failure = boundary().open(&properties);
-  words = failure ? failure : "";
+  message = failure ? failure : "";
   return !failure;
 }
 

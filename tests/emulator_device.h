@@ -40,10 +40,10 @@ inline const Driver& driver() {
 
 inline std::string words(Failure f) { return f ? f : "no failure"; }
 #define GOOD(call) REQUIRE(words(call) == "no failure")
-#define CHECK_FAILS(call, part)                                \
-  do {                                                         \
-    const std::string said = words(call);                      \
-    CHECK_MESSAGE(said.find(part) != std::string::npos, said); \
+#define CHECK_FAILS(call, part)                                                \
+  do {                                                                         \
+    const std::string failure_text = words(call);                              \
+    CHECK_MESSAGE(failure_text.find(part) != std::string::npos, failure_text); \
   } while (0)
 
 /// Reopens the device with only the given setting.

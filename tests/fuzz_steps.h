@@ -207,12 +207,12 @@ inline Program generate(uint64_t seed, int length, bool branches, Kind kind = Ki
   for (const NamedAction& a : actions()) {
     bag.insert(bag.end(), static_cast<size_t>(kind == Kind::Net ? a.in_nets : a.weight), &a);
   }
-  constexpr double numbers[] = {0.0, 1.0, -1.0, 0.5, 2.0, 3.0, -0.25, 0.1, 1e-3, 7.0};
+  constexpr double scalars[] = {0.0, 1.0, -1.0, 0.5, 2.0, 3.0, -0.25, 0.1, 1e-3, 7.0};
   Program p;
   const auto draw = [&] { return static_cast<uint32_t>(random() % 100003); };
   for (int k = 0; k < length; ++k) {
     const NamedAction& a = *bag[random() % bag.size()];
-    const double s = numbers[random() % std::size(numbers)];
+    const double s = scalars[random() % std::size(scalars)];
     const int when = random() % 8 || !branches ? 255 : random() % 2 ? 0b10101010 : 0b11101100;
     std::string op = a.name;
     if (op.starts_with("pointwise")) {

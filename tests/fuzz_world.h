@@ -43,7 +43,7 @@ inline std::string layout(const Tensor& t, std::map<const void*, size_t>& storag
 /// The first difference, or "".
 inline std::string compare(const State& eager, const State& graph, bool frozen) {
   const auto a = reachable(eager), b = reachable(graph);
-  if (a.size() != b.size()) return "other numbers of tensors";
+  if (a.size() != b.size()) return "different numbers of tensors";
   std::map<const void*, size_t> storages_a, storages_b;
   for (size_t k = 0; k < a.size(); ++k) {
     const auto& [name, x] = a[k];

@@ -358,7 +358,7 @@ TEST_CASE("attention: both modes give the same bits") {
   }
 }
 
-TEST_CASE("attention: errors name the op, the shapes and the mend") {
+TEST_CASE("attention: errors name the op, the shapes and the remedy") {
   const Tensor x = zeros({2, 4, 6});
   auto error = [&](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
     return error_of([&] { scaled_dot_product_attention(q, k, v, o); });

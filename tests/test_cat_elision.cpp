@@ -38,7 +38,7 @@ template <class F> Tensors gradient(const Tensor& x, const F& change) {
 
 }  // namespace
 
-TEST_CASE("written joined: attention's gradients need no kernel that joins them" *
+TEST_CASE("cat elision: attention's gradients need no kernel that concatenates them" *
           doctest::test_suite("host")) {
   const test::TempCache cache;
   manual_seed(1);
@@ -58,7 +58,7 @@ TEST_CASE("written joined: attention's gradients need no kernel that joins them"
   }
 }
 
-TEST_CASE("written joined: a leaf keeps the gradient, read before it is made anew" *
+TEST_CASE("cat elision: a leaf keeps its gradient, read before the next one replaces it" *
           doctest::test_suite("host")) {
   const test::TempCache cache;
   for (const double budget : {0.0, 0.5}) {
@@ -87,7 +87,7 @@ TEST_CASE("written joined: a leaf keeps the gradient, read before it is made ane
   }
 }
 
-TEST_CASE("written joined: the norm of all gradients takes as many kernels for 400 as for 5" *
+TEST_CASE("cat elision: the norm of all gradients takes as many kernels for 400 as for 5" *
           doctest::test_suite("host")) {
   const test::TempCache cache;
   manual_seed(4);
@@ -117,7 +117,7 @@ TEST_CASE("written joined: the norm of all gradients takes as many kernels for 4
   }
 }
 
-TEST_CASE("windows: those that are apart share no element" * doctest::test_suite("host")) {
+TEST_CASE("windows: those found disjoint share no element" * doctest::test_suite("host")) {
   std::mt19937 rng(6);
   const auto below = [&](int n) { return static_cast<int64_t>(rng() % static_cast<unsigned>(n)); };
   int found = 0, columns = 0;
@@ -160,7 +160,7 @@ TEST_CASE("windows: those that are apart share no element" * doctest::test_suite
   CHECK(found > columns / 2);  // Other interleavings are not detected.
 }
 
-TEST_CASE("written joined: gradients of halves are stored where they are joined" *
+TEST_CASE("cat elision: gradients of halves are stored in their concatenation" *
           doctest::test_suite("host")) {
   const test::TempCache cache;
   manual_seed(5);
@@ -198,7 +198,7 @@ TEST_CASE("written joined: gradients of halves are stored where they are joined"
   CHECK(kernels([&] { return turned(w); }) <= 11);
 }
 
-TEST_CASE("written joined: parts of other dtypes, and of no elements" *
+TEST_CASE("cat elision: parts of other dtypes, and without elements" *
           doctest::test_suite("host")) {
   const test::TempCache cache;
   const Tensor x = randn({5, 64}), y = randn({3, 64}).to(kFloat64), none = randn({0, 64});
@@ -208,7 +208,7 @@ TEST_CASE("written joined: parts of other dtypes, and of no elements" *
   });
 }
 
-TEST_CASE("written joined: a part that is read afterwards stays where it is read") {
+TEST_CASE("cat elision: a part that is read afterwards keeps its values") {
   const auto fn = [](const Tensor& x) {
     const Tensor a = x * 2.0, all = cat({a, x.exp()}, 1);
     return Tensors{all, matmul(a, a.t())};
@@ -243,7 +243,7 @@ TEST_CASE("windows: offsets of a buffer count from the rows that a step uses fir
   CHECK(seen[0] == seen[1]);
 }
 
-TEST_CASE("written joined: a result that would outlive large temporaries is joined by copies" *
+TEST_CASE("cat elision: copies are kept for a result that would outlive large temporaries" *
           doctest::test_suite("host")) {
   const test::TempCache cache;
   manual_seed(8);

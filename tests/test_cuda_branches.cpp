@@ -82,7 +82,7 @@ TEST_CASE("branches: independent kernels move forward, not too far and not befor
   CHECK(graph::order_for_branches(r, s, notes) == wanted);
 }
 
-TEST_CASE("branches: a kernel waits for the last kernel it needs of the second branch, once") {
+TEST_CASE("branches: a kernel waits for the last kernel it needs of the side branch, once") {
   const graph::Recording r = record([] { return std::vector<Tensor>{ones({4}).exp()}; });
   const uint32_t value = r.out(r.instrs.back())[0], storage = r.value(value).storage;
   const char m[3] = {};
@@ -112,7 +112,7 @@ TEST_CASE("branches: products' gradients run in parallel, with the bits of eager
   }
 }
 
-TEST_CASE("branches: BRRR_ONE_BRANCH leaves no second branch") {
+TEST_CASE("branches: BRRR_ONE_BRANCH leaves no side branch") {
   if (!have_device()) return;
   setenv("BRRR_ONE_BRANCH", "1", 1);
   std::string explained;

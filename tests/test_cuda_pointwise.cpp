@@ -175,7 +175,7 @@ TEST_CASE("cuda: tensors move to the device and back in any layout") {
 }
 
 // Where rounding the reciprocal of a denominator is a tie.
-TEST_CASE("cuda: sigmoid has the CPU's bits also of a denominator just below a power of two") {
+TEST_CASE("cuda: sigmoid has the CPU's bits also for a denominator just below a power of two") {
   if (!have_device()) return;
   const Tensor x = arange(-64.0, 64.0) * 0x1p-25;
   const std::string said = device_difference(sigmoid(on_gpu(x)), sigmoid(x));

@@ -33,7 +33,7 @@ TEST_CASE("IDX: round trips and the other element types") {
   CHECK(std::filesystem::file_size(path) == 10);
 }
 
-TEST_CASE("IDX: hostile files give errors") {
+TEST_CASE("IDX: malformed files give errors") {
   TemporaryDirectory dir;
   const std::string path = dir.file("bad.idx");
   const std::pair<std::string, const char*> cases[] = {

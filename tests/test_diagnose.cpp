@@ -49,7 +49,7 @@ TEST_CASE(
   CHECK_THROWS_WITH_AS(inside(ones({2})), doctest::Contains("outside of the step"), Error);
 }
 
-TEST_CASE("diagnose: a step that graph mode does not take is diagnosed without it") {
+TEST_CASE("diagnose: a step that graph mode cannot run is diagnosed without it") {
   auto s = step(
       [](const Tensor& x) {
         const Tensor y = (x + 1.0) * x;

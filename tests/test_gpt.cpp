@@ -220,7 +220,7 @@ TEST_CASE("gpt: wrong options and inputs say what was expected") {
         }).find("one shape") != std::string::npos);
 }
 
-TEST_CASE("gpt: gradients of whole models agree with differences in float64") {
+TEST_CASE("gpt: gradients of whole models agree with finite differences in float64") {
   GPTOptions learned = {.vocab = 7, .block = 5, .layers = 2, .heads = 2, .width = 8};
   GPTOptions rotary = learned;
   rotary.positions = "rotary";
@@ -293,7 +293,7 @@ TEST_CASE("gpt: 20 steps are the same in both modes, to the bit") {
   }
 }
 
-TEST_CASE("gpt: a file brings a model back to the bit") {
+TEST_CASE("gpt: a file restores a model to the bit") {
   for (const GPTOptions& o : {kTinyGpt, modern()}) {
     GPT a(o), b(o);
     const TempCache temp;

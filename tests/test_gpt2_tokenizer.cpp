@@ -296,7 +296,7 @@ TEST_CASE("GPT-2: no cut and no changed byte of its files crashes the reader") {
 
 // --- state ---------------------------------------------------------------------------------------
 
-TEST_CASE("tokenizers travel in a checkpoint's metadata") {
+TEST_CASE("tokenizers are stored in a checkpoint's metadata") {
   TemporaryDirectory dir;
   const std::string path = dir.file("model.safetensors"), text = "hello <|endoftext|> hell";
   const GPT2Tokenizer gpt2 = small().make({.parse_special = true});

@@ -101,7 +101,7 @@ TEST_CASE("safetensors: a file as other tools write it") {
   CHECK(dict.at("b").to_vector<int32_t>() == std::vector<int32_t>{7, -3});
 }
 
-TEST_CASE("safetensors: hostile files give errors that name file and tensor") {
+TEST_CASE("safetensors: malformed files give errors that name file and tensor") {
   TemporaryDirectory dir;
   const std::string path = dir.file("bad.safetensors");
   struct Case {

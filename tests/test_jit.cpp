@@ -107,7 +107,7 @@ TEST_CASE("jit: the code stays until the last unload") {
   cpu::unload(nullptr);
 }
 
-TEST_CASE("jit: a damaged or foreign cache file is built anew") {
+TEST_CASE("jit: a damaged or foreign cache file is rebuilt") {
   const TempCache cache;
   { const Built built(source_of(4)); }
   const std::string path = cache.only_file(), good = read_text(path);
@@ -143,7 +143,7 @@ TEST_CASE("jit: a damaged or foreign cache file is built anew") {
   CHECK(rebuilt());
 }
 
-TEST_CASE("jit: what a broken compiler wrote is not kept for the next process") {
+TEST_CASE("jit: a broken compiler's output is not cached for the next process") {
   const TempCache cache;
   const brrr::bench::TemporaryFolder folder;
   const std::string program = folder.file("c++"), text = source_of(14);
@@ -194,7 +194,7 @@ TEST_CASE("jit: a directory that others can write to is not used") {
   CHECK(cache.files().size() == 1);
 }
 
-TEST_CASE("jit: that the disk has no room is told in the same words every time") {
+TEST_CASE("jit: a full disk gives the same error message every time") {
   { const Built found(source_of(1)); }  // The compiler's version query needs space, too.
   const TempCache cache;
   rlimit before;
@@ -268,7 +268,7 @@ TEST_CASE("jit: of processes that need the same kernel at once one builds it") {
   CHECK(cache.files().size() == 1);
 }
 
-TEST_CASE("jit: what does not compile is told with the compiler's words") {
+TEST_CASE("jit: a compile error is reported with the compiler's message") {
   const TempCache cache;
   std::string bad = "extern \"C\" int f() {\n  return not_declared;\n}\n";
   const std::string text = error_of(bad);
@@ -317,7 +317,7 @@ TEST_CASE("jit: no compiler") {
   CHECK(run(built.module) == 13.0f);
 }
 
-TEST_CASE("jit: every compiler of the machine, with words of the user's, gives equal bits") {
+TEST_CASE("jit: every compiler of the machine, with the user's options, gives equal bits") {
   const TempCache cache;
   std::vector<float> results;
   for (const char* command : {"g++", "clang++", "g++ -ffast-math", "clang++ -Ofast"}) {
@@ -358,7 +358,7 @@ TEST_CASE("jit: builds with the standard descriptors closed") {
   CHECK(text.find("kernels:1:") != std::string::npos);
 }
 
-TEST_CASE("jit: a build that is told to fail") {
+TEST_CASE("jit: an injected build failure") {
   const TempCache cache;
   {
     const Env always("BRRR_JIT_FAIL", "1");

@@ -16,7 +16,7 @@ Tensor heads(DType t, int64_t width, int salt) {
 
 }  // namespace
 
-TEST_CASE("join: parts that are transposed, sliced or expanded are what their dense copies are") {
+TEST_CASE("join: transposed, sliced or expanded parts give the result of dense copies") {
   for (const DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kUInt8}) {
     for (const int64_t width : {1, 7, 16, 33, 300}) {
       const Tensor a = heads(t, width, 1), b = heads(t, width, 2);
@@ -44,7 +44,7 @@ TEST_CASE("join: parts that are transposed, sliced or expanded are what their de
   }
 }
 
-TEST_CASE("join: many threads copy the same rows as one") {
+TEST_CASE("join: many threads copy the same rows as one thread") {
   const Tensor x = randn({16, 8, 128, 16}).transpose(1, 2);  // 1 MB: enough for several threads
   const Tensor joined = cat({x, x}, 1);
   CHECK(same_bits(joined.narrow(1, 0, 128), x.clone()));

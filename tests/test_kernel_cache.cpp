@@ -23,7 +23,7 @@
 using namespace brrr;
 using namespace brrr::test;
 
-TEST_CASE("kernel cache: a fingerprint tells fields, their order and every bit of them apart") {
+TEST_CASE("kernel cache: a fingerprint depends on fields, their order and every bit of them") {
   CHECK(jit::fingerprint({}) == "6c62272e07bb014262b821756295c58d");  // FNV's offset basis
   std::set<std::string> seen{jit::fingerprint({"ab", "c"}), jit::fingerprint({"a", "bc"}),
                              jit::fingerprint({"c", "ab"}), jit::fingerprint({"abc"}),
@@ -64,7 +64,7 @@ TEST_CASE("kernel cache: a program that hangs is stopped") {
   CHECK(cpu::run_process({"/bin/sh", "-c", "exit 7"}, 10).status == 7);
 }
 
-TEST_CASE("kernel cache: who is killed while it builds leaves no lock, other keys are not locked") {
+TEST_CASE("kernel cache: a process killed in a build leaves no lock, other keys are not locked") {
   const TempCache cache;
   const std::string key = jit::fingerprint({"a"}), other = jit::fingerprint({"b"});
   int ready[2];
@@ -92,7 +92,7 @@ TEST_CASE("kernel cache: who is killed while it builds leaves no lock, other key
   for (const int end : ready) close(end);
 }
 
-TEST_CASE("kernel cache: figures are kept for later processes, measured anew on request") {
+TEST_CASE("kernel cache: figures are kept for later processes, measured again on request") {
   const TempCache cache;
   int measured = 0;
   const auto measure = [&](Keep&) { return std::vector<double>{0.0, 1e-300, 1.0 / ++measured}; };
@@ -134,7 +134,7 @@ TEST_CASE("kernel cache: figures are kept for later processes, measured anew on 
   CHECK(cache.files().size() == files);
 }
 
-TEST_CASE("kernel cache: figures that the disk has no room for are used, and it says so once") {
+TEST_CASE("kernel cache: figures that a full disk cannot keep are used, and reported once") {
   const TempCache cache;
   const auto measure = [](Keep&) { return std::vector<double>{1}; };
   cached_figures({"no room"}, true, measure);
@@ -149,7 +149,7 @@ TEST_CASE("kernel cache: figures that the disk has no room for are used, and it 
 }
 
 // In separate processes, since each has one such folder.
-TEST_CASE("kernel cache: what a killed process has left goes when another needs a folder") {
+TEST_CASE("kernel cache: files of a killed process are removed when another needs a folder") {
   const TempCache cache;
   REQUIRE(chmod(cache.dir.c_str(), 0777) == 0);  // Writable by others, so unused.
   const bench::TemporaryFolder temp;
@@ -184,7 +184,7 @@ TEST_CASE("kernel cache: what a killed process has left goes when another needs 
   CHECK(left()[0] != first);
 }
 
-TEST_CASE("kernel cache: figures measured without a core are none of the machine") {
+TEST_CASE("kernel cache: a thread without a core of its own is detected") {
   const CoreWatch watch;
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   CHECK(!watch.had_core());

@@ -157,7 +157,7 @@ TEST_CASE("lab: a step that falls back is a complaint, whatever the experiment")
   }
 }
 
-TEST_CASE("roofline: a row for each number of multiplications, both modes beside the limit") {
+TEST_CASE("roofline: a row for each number of multiplications, both modes with the limit") {
   const brrr::test::TempCache folder;
   const std::string stem = folder.dir + "/r";
   const std::string command = "roofline --mb 1 --repeats 64,1,8,8 --seconds 0.01 --json " + stem +

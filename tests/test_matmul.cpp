@@ -52,7 +52,7 @@ TEST_CASE("matmul: a batch has the bits of its matrices one by one") {
   }
 }
 
-TEST_CASE("matmul: integers, modulo their width, whatever lies how") {
+TEST_CASE("matmul: integers, modulo their width, in every layout") {
   manual_seed(15);
   const int64_t big = int64_t{1} << 62;
   for (DType t : {kUInt8, kInt32, kInt64}) {

@@ -49,7 +49,7 @@ TEST_CASE("module: names, counts, modes") {
   for (double w : net.fc1.weight.to_vector<double>()) CHECK(std::abs(w) <= bound);
 }
 
-TEST_CASE("module: a mode is as it was where the step that switched it throws") {
+TEST_CASE("module: a mode is restored if the step that switched it throws") {
   models::MLP net({.sizes = {4, 4}, .dropout = 0.5});
   auto step = brrr::step([&](const Tensor& x) {
     net.eval();
@@ -108,7 +108,7 @@ TEST_CASE("module: to(dtype) keeps handles, gradients and requires_grad") {
   CHECK_THROWS_AS(net.to(kInt64), Error);
 }
 
-TEST_CASE("module: to(dtype) after a forward pass is a change of what that has saved") {
+TEST_CASE("module: to(dtype) after a forward pass counts as a write to saved tensors") {
   models::Module m;
   const Tensor w = m.register_parameter("w", ones({3}));
   const Tensor y = w * w;
@@ -130,7 +130,7 @@ TEST_CASE("module: a frozen step sees to(dtype)") {
   CHECK(step(x).dtype() == kFloat64);
 }
 
-TEST_CASE("module: to(dtype) of a parameter that was a view leaves what it viewed") {
+TEST_CASE("module: to(dtype) of a parameter that was a view does not change its base") {
   struct Part : models::Module {
     explicit Part(const Tensor& t) { register_parameter("p", t); }
   };
@@ -173,7 +173,7 @@ TEST_CASE("load_state_dict checks everything before it changes anything") {
   CHECK(contains(error_of([&] { to.load_state_dict(dict); }), " and 2 more"));
 }
 
-TEST_CASE("load_state_dict: what a model has, under other names") {
+TEST_CASE("load_state_dict: a model's tensors under other names") {
   models::Sequential net;
   for (int i = 0; i < 2; ++i) net.add<models::Linear>(2, 2);
   StateDict dict = net.state_dict();
@@ -196,7 +196,7 @@ TEST_CASE("mlp: activations come from one table, errors list it") {
   CHECK_THROWS_AS(models::MLP({.sizes = {2}}), Error);
 }
 
-TEST_CASE("layers: norms over no dims, or dims of no size, are refused when they are made") {
+TEST_CASE("layers: norms over no dims, or dims of size 0, are refused when constructed") {
   CHECK_THROWS_AS(models::LayerNorm(IntList{}), Error);
   CHECK_THROWS_AS(models::LayerNorm(IntList{4, 0}), Error);
   const models::LayerNorm two({2, 3});  // Not a copy of a norm of size 2.
@@ -219,7 +219,7 @@ TEST_CASE("layers: embedding, norms, dropout") {
   CHECK(d(ones({10})).sum().item<float>() == 10.0f);
 }
 
-TEST_CASE("layers: a row of modules and functions is what they are by hand") {
+TEST_CASE("layers: a Sequential of modules and functions equals calling them by hand") {
   manual_seed(6);
   Net by_hand;
   manual_seed(6);

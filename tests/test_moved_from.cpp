@@ -66,7 +66,7 @@ TEST_CASE("moved from: a step, in every mode, frozen and within another step") {
   }
 }
 
-TEST_CASE("moved from: steps whose lambdas capture are assigned and taken out of lists") {
+TEST_CASE("moved from: steps with capturing lambdas can be assigned and erased from lists") {
   int runs = 0;
   const auto scaled = [&runs](double by) {
     return brrr::step([&runs, by](const Tensor& x) { return ++runs, x * by; });

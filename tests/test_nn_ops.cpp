@@ -191,7 +191,7 @@ TEST_CASE("mse_loss and bce_with_logits: operands of two dtypes") {
   CHECK(bce_with_logits(x.to(kFloat16), x.to(kFloat16)).dtype() == kFloat16);
 }
 
-TEST_CASE("nn ops: errors name the op, the shapes and the mend") {
+TEST_CASE("nn ops: errors name the op, the shapes and the remedy") {
   const Tensor x = zeros({4, 10});
   const auto ids = [](std::vector<int64_t> v) { return tensor(v); };
   CHECK(error_of([&] {

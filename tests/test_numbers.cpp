@@ -58,7 +58,7 @@ std::vector<std::function<void()>> bool_differences(const Tensor& m, const Tenso
 
 }  // namespace
 
-TEST_CASE("numbers beyond a dtype: bounds saturate") {
+TEST_CASE("scalars beyond a dtype: bounds saturate") {
   const Operands o;
   const Tensor &u = o.u, &i = o.i;
   check_cases({
@@ -80,7 +80,7 @@ TEST_CASE("numbers beyond a dtype: bounds saturate") {
   });
 }
 
-TEST_CASE("numbers beyond a dtype: comparisons are right") {
+TEST_CASE("scalars beyond a dtype: comparisons are right") {
   const Operands o;
   const Tensor &u = o.u, &i = o.i;
   check_cases({
@@ -100,7 +100,7 @@ TEST_CASE("numbers beyond a dtype: comparisons are right") {
   });
 }
 
-TEST_CASE("numbers beyond a dtype: arithmetic is that of integers, and keeps the low bits") {
+TEST_CASE("scalars beyond a dtype: arithmetic is that of integers, and keeps the low bits") {
   const Operands o;
   const Tensor &u = o.u, &i = o.i;
   const auto wrapped = [](int64_t v) { return int64_t{static_cast<int32_t>(v)}; };
@@ -131,7 +131,7 @@ TEST_CASE("numbers beyond a dtype: arithmetic is that of integers, and keeps the
   });
 }
 
-TEST_CASE("numbers beyond a dtype: what would become an element is refused") {
+TEST_CASE("scalars beyond a dtype: one that would become an element is refused") {
   const Operands o;
   const auto all = [&] {
     for (const auto& f : std::vector<std::function<void()>>{
@@ -170,7 +170,7 @@ TEST_CASE("numbers beyond a dtype: what would become an element is refused") {
   });
 }
 
-TEST_CASE("numbers beyond float32: filled into a tensor they keep every digit") {
+TEST_CASE("scalars beyond float32: filled into a tensor they keep every digit") {
   const Operands o;
   const Tensor far = o.i.to(kInt64), no = zeros({3}, kBool);
   const int64_t odd = (int64_t{1} << 53) - 1;
@@ -271,7 +271,7 @@ TEST_CASE("pow: integers stay integers") {
   }
 }
 
-TEST_CASE("bool: differences are refused, and say what there is instead") {
+TEST_CASE("bool: subtraction is refused, with an error that names the alternatives") {
   const Tensor m = tensor({true, false}), x = ones({2});
   auto s = step([&] {
     for (const auto& f : bool_differences(m, x)) CHECK(contains(error_of(f), "logical_not"));

@@ -21,7 +21,7 @@ TEST_CASE("other rows: each has a case") {
   }
 }
 
-TEST_CASE("other rows: gradients of both orders agree with differences") {
+TEST_CASE("other rows: gradients of both orders agree with finite differences") {
   for (const Case& c : function_cases()) {
     CAPTURE(std::string(c.covers));
     if (!c.fn(inputs_of(c, kFloat64)).requires_grad()) continue;
@@ -84,7 +84,7 @@ TEST_CASE("other rows: graph mode equals eager mode, forward and backward") {
   }
 }
 
-TEST_CASE("view: a dim of size 1 does not part what is one run") {
+TEST_CASE("view: a dim of size 1 does not split a contiguous run") {
   const Tensor x = sampled({3, 1, 8}, kFloat32).slice(2, 0, 8, 2);
   CHECK(x.view({12}).strides() == IntList{2});
   CHECK(x.reshape({2, 6}).strides() == IntList{12, 2});
@@ -100,7 +100,7 @@ TEST_CASE("elu: the second derivative is 0 where exp(x) is infinite") {
   }
 }
 
-TEST_CASE("cat: a list of any length is of one dtype, and its errors name its tensors") {
+TEST_CASE("cat: a list of any length is promoted to one dtype, and errors name its tensors") {
   std::vector<Tensor> all(128, full({1}, 257, kInt64));
   all[0] = zeros({1}, kBFloat16);
   all.push_back(zeros({1}));

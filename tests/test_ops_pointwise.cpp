@@ -125,7 +125,7 @@ void add_case(Results& r, const RowCase& c) {
 
 }  // namespace
 
-TEST_CASE("pointwise rows: gradients of both orders agree with differences") {
+TEST_CASE("pointwise rows: gradients of both orders agree with finite differences") {
   for (const OpDef* op : rows_of(OpKind::Pointwise)) {
     if (op->gradient_row || !op->differentiable()) continue;
     CAPTURE(std::string(op->name));
@@ -135,7 +135,7 @@ TEST_CASE("pointwise rows: gradients of both orders agree with differences") {
   }
 }
 
-TEST_CASE("pow: a gradient is no number of few digits where its factors are") {
+TEST_CASE("pow: a gradient keeps its digits where its factors alone would be denormal") {
   const Tensor x = tensor({1e-30f, 1e-20f}).set_requires_grad(), e = tensor({1e-20f, 1e-30f});
   const Tensor g = grad({pow(x, e)}, {x}, {}, {full({2}, 1e-25)})[0];
   const auto v = (g * 1e20).to_vector<float>();
@@ -143,7 +143,7 @@ TEST_CASE("pow: a gradient is no number of few digits where its factors are") {
   CHECK(v[1] == doctest::Approx(1e-15).epsilon(1e-5));
 }
 
-TEST_CASE("pow: second derivatives where a first one is 0 by choice") {
+TEST_CASE("pow: second derivatives where a first one is 0 by convention") {
   for (DType t : {kFloat32, kFloat64}) {
     const Tensor x = tensor({0.0, 2.0}).to(t), e = tensor({0.0, 3.0}).to(t);
     x.set_requires_grad(), e.set_requires_grad();
@@ -159,7 +159,7 @@ TEST_CASE("pow: second derivatives where a first one is 0 by choice") {
   }
 }
 
-TEST_CASE("floor and the like: the gradient is 0 whatever follows") {
+TEST_CASE("floor and the like: the gradient is 0 whatever gradient comes in") {
   const Tensor x = tensor({0.0, 0.25}).set_requires_grad();
   for (const auto& f : {floor, trunc, round, ceil, sign}) {
     const Tensor root = f(x).sqrt();  // Infinite slope at 0.
@@ -242,7 +242,7 @@ TEST_CASE("pointwise rows: integers") {
 }
 
 // All pairs of bytes, and a few of them in one run.
-TEST_CASE("pointwise rows: bytes are computed with as int32, and any but 0 is true") {
+TEST_CASE("pointwise rows: bytes are computed as int32, and any but 0 is true") {
   constexpr int64_t kAll = 1 << 16, kFew = 300;
   std::vector<uint8_t> bytes[2];
   for (int64_t i = 0; i < kAll; ++i) {
@@ -272,7 +272,7 @@ TEST_CASE("pointwise rows: bytes are computed with as int32, and any but 0 is tr
   }
 }
 
-TEST_CASE("conversions: of a bool any byte but 0 is true, wherever it lies") {
+TEST_CASE("conversions: any byte of a bool but 0 is true, in every layout") {
   std::vector<uint8_t> bytes;
   for (int i = 0; i < 300; ++i) bytes.push_back(static_cast<uint8_t>(i % 5 * 60));
   const Tensor x = from_blob(bytes.data(), {20, 15}, kBool);
@@ -310,7 +310,7 @@ TEST_CASE("pointwise rows: layouts do not change a bit") {
   }
 }
 
-TEST_CASE("pointwise rows: short rows with what broadcasts are one run, and keep their bits") {
+TEST_CASE("pointwise rows: short rows with broadcast operands are one run, and keep their bits") {
   const auto whole = [](const Tensor& t, const IntList& sizes) {
     return expand(t, sizes).contiguous();
   };

@@ -71,7 +71,7 @@ TEST_CASE("reduction rows: nothing to reduce") {
   }
 }
 
-TEST_CASE("var: of nothing, or of one number if unbiased, is NaN") {
+TEST_CASE("var: of no elements, or of one if unbiased, is NaN") {
   for (DType t : {kFloat32, kFloat64, kBFloat16}) {
     for (const bool unbiased : {true, false}) {
       CHECK(std::isnan(zeros({0}, t).var({}, unbiased).item<double>()));
@@ -84,7 +84,7 @@ TEST_CASE("var: of nothing, or of one number if unbiased, is NaN") {
   }
 }
 
-TEST_CASE("mean, logsumexp: of nothing, the gradient has gradient 0 by its weight") {
+TEST_CASE("mean, logsumexp: of no elements, the gradient has gradient 0 by its weight") {
   const Tensor x = zeros({0, 2, 1}).set_requires_grad(true);
   for (const IntList& dims : {IntList{0}, IntList{0, 1}, IntList{0, 2}, IntList{0, 1, 2}}) {
     for (const Tensor& y : {mean(x, dims), logsumexp(x, dims, true)}) {
@@ -96,7 +96,7 @@ TEST_CASE("mean, logsumexp: of nothing, the gradient has gradient 0 by its weigh
   CHECK(logsumexp(x, {0, 2}).to_vector<float>() == std::vector(2, -INFINITY));
 }
 
-TEST_CASE("logsumexp: beside an infinity what is finite has gradient 0, however large") {
+TEST_CASE("logsumexp: next to an infinity finite elements have gradient 0, however large") {
   for (DType t : {kFloat32, kFloat64, kBFloat16}) {
     for (const int64_t dim : {0, 1}) {
       const std::vector<double> row = {1000, kInf, 1, -kInf, -1e37};
@@ -122,7 +122,7 @@ TEST_CASE("reduction rows: wrong dims throw, naming the op") {
   }
 }
 
-TEST_CASE("reduction rows: gradients of both orders agree with differences") {
+TEST_CASE("reduction rows: gradients of both orders agree with finite differences") {
   struct Case {
     IntList sizes, dims;
     bool keepdim;
@@ -166,7 +166,7 @@ TEST_CASE("reduction rows: layouts do not change a bit, nor does widening first"
 }
 
 // Parts of rows and of columns, within and across dims, are read in blocks.
-TEST_CASE("reduction rows: rows that lie together in a vector have the bits of one alone") {
+TEST_CASE("reduction rows: rows that share a vector have the bits of a single row") {
   for (const OpDef* op : rows_of(OpKind::Reduction)) {
     CAPTURE(std::string(op->name));
     for (DType t : {kFloat32, kFloat64, kBFloat16, kInt64, kInt32, kBool}) {
@@ -210,7 +210,7 @@ TEST_CASE("reduction rows: dims in any order of memory, parts of them too, do no
   }
 }
 
-TEST_CASE("reduction rows: a single row of two elements that do not lie together") {
+TEST_CASE("reduction rows: a single row of two elements that are not adjacent") {
   CHECK(arange(4).to(kFloat32).slice(0, 0, 4, 2).sum().item<float>() == 2);
 }
 

@@ -295,7 +295,7 @@ TEST_CASE("an MLP learns in a few steps with every optimiser") {
         }) < 0.1f);
 }
 
-TEST_CASE("AdamW decays the parameters that it is told to") {
+TEST_CASE("AdamW decays the selected parameters") {
   const auto matrices = [](const Tensor& p) { return p.dim() >= 2; };
   auto train = [&](const optim::AdamWOptions& o, std::vector<Tensor>& params, StepStats* stats) {
     manual_seed(3);
@@ -342,7 +342,7 @@ TEST_CASE("AdamW decays the parameters that it is told to") {
   CHECK(state.size() == before.size());
 }
 
-TEST_CASE("optimisers: without a penalty what is infinite stays so where its gradient is 0") {
+TEST_CASE("optimisers: without a penalty an infinity stays one where its gradient is 0") {
   const auto after_two = [](auto make) {
     Tensor b = tensor({-INFINITY, 0.0f, 0.0f}).set_requires_grad(true);
     auto opt = make(std::vector<Tensor>{b});
@@ -379,7 +379,7 @@ template <class Opt> static auto step_of_gradients(const Tensor& p, Opt& opt, Mo
       mode);
 }
 
-TEST_CASE("optimisers: moments fade to zero, not for ever among denormal numbers") {
+TEST_CASE("optimisers: moments decay to zero instead of staying denormal") {
   using Parameters = std::vector<Tensor>;
   const auto check = [](Mode mode, const std::string& moment, auto make) {
     const Tensor p = parameter({1, -2, 0, 0.5}, kFloat32);

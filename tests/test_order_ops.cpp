@@ -51,7 +51,7 @@ Tensor mixed(int64_t n, DType dtype, int salt = 0) {
 
 }  // namespace
 
-TEST_CASE("tril and triu: every diagonal, dtype and layout; what is left out is never read") {
+TEST_CASE("tril and triu: every diagonal, dtype and layout; other elements are never read") {
   for (DType t : kDTypes) {
     for (const IntList& s : {IntList{3, 5}, {5, 3}, {2, 1, 4}, {2, 2, 3, 3}, {0, 3}, {2, 3, 0}}) {
       const Tensor x = sampled(s, t);
@@ -71,7 +71,7 @@ TEST_CASE("tril and triu: every diagonal, dtype and layout; what is left out is 
   CHECK(doubles(triu(ones({2, 2}), INT64_MAX)) == Doubles{0, 0, 0, 0});
 }
 
-TEST_CASE("cumsum: one after the other, in the compute type, along any dim") {
+TEST_CASE("cumsum: sequential, in the compute type, along any dim") {
   for (DType t : kDTypes) {
     for (const IntList& s : {IntList{7, 19}, {1, 100}, {100, 1}, {3, 9, 17}, {0, 3}, {3, 0}}) {
       const Tensor x = sampled(s, t);
@@ -99,7 +99,7 @@ TEST_CASE("cumsum: one after the other, in the compute type, along any dim") {
   CHECK((std::isnan(y[3]) && std::isnan(y[4])));
 }
 
-TEST_CASE("argsort and sort: stable, NaN the greatest, every dtype and length") {
+TEST_CASE("argsort and sort: stable, NaN the largest, every dtype and length") {
   for (DType t : kDTypes) {
     for (int64_t n : {1, 2, 17, 255, 256, 1000, 5000}) {
       const Tensor x = mixed(n, t);

@@ -30,7 +30,7 @@ Floats run_blobs(StepOptions options, int64_t shift, int64_t& fallbacks) {
 
 }  // namespace
 
-TEST_CASE("pitfall A7: blobs that lie in the same memory give eager's results") {
+TEST_CASE("pitfall A7: blobs in the same memory give eager's results") {
   int64_t fallbacks = 0;
   for (const int64_t shift : {1, 31}) {
     const Floats eager = run_blobs({.mode = Mode::Eager}, shift, fallbacks);
@@ -60,7 +60,7 @@ TEST_CASE("pitfall A7: a blob in a tensor's own memory gives eager's results") {
   CHECK(run(Mode::Graph) == run(Mode::Eager));
 }
 
-TEST_CASE("pitfall A7: an index that lies in memory which the step writes is checked when used") {
+TEST_CASE("pitfall A7: an index in memory that the step writes is checked when used") {
   std::vector<int64_t> memory{0, 1, 2};
   const Tensor index = from_blob(memory.data(), {3}, kInt64, false);
   const Tensor same = from_blob(memory.data(), {3}, kInt64, false);

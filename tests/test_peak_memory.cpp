@@ -208,7 +208,7 @@ TEST_CASE("memory: a softmax over a middle dim, a sort" * doctest::test_suite("h
   });
 }
 
-TEST_CASE("memory: results that come after what is larger than each of them" *
+TEST_CASE("memory: results that follow a tensor larger than each of them" *
           doctest::test_suite("host")) {
   if (kAddressSanitizer) return;  // The larger one's block would have to be split.
   compare([](Mode mode, const std::function<void(int)>& call) {
@@ -231,7 +231,7 @@ TEST_CASE("memory: results that come after what is larger than each of them" *
   });
 }
 
-TEST_CASE("memory: what planning many parameters takes grows as they do" *
+TEST_CASE("memory: planning takes memory in proportion to the number of parameters" *
           doctest::test_suite("host")) {
   const auto resident = [](int64_t n) {
     return peaks_of(
@@ -270,8 +270,7 @@ TEST_CASE("memory: a GPT whose activations outweigh its parameters" * doctest::t
 }
 
 // Operands of narrower dtypes are converted first, which takes exactly that much memory.
-TEST_CASE("memory: the place of the largest, and order, of narrow numbers" *
-          doctest::test_suite("host")) {
+TEST_CASE("memory: argmax, argmin and topk of every width of dtype" * doctest::test_suite("host")) {
   for (const DType t : {kBool, kUInt8, kInt32, kBFloat16, kFloat32}) {
     CAPTURE(std::string(name(t)));
     compare([=](Mode mode, const std::function<void(int)>& call) {

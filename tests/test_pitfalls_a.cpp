@@ -64,7 +64,7 @@ TEST_CASE("pitfall A2: optimiser state is bit-exact over steps 1 to 20") {
   optimiser_matches<optim::AdamW>(optim::AdamWOptions{.lr = 1e-2}, 0.1, 0.2);
 }
 
-TEST_CASE("pitfall A3: a branch or number that changed is seen on the very next call") {
+TEST_CASE("pitfall A3: a branch or scalar that changed is noticed on the very next call") {
   models::Linear layer(4, 4);
   models::Module root;
   root.register_module("head", layer);
@@ -93,7 +93,7 @@ TEST_CASE("pitfall A3: a branch or number that changed is seen on the very next 
   CHECK(step.stats().recordings == before);
 }
 
-TEST_CASE("pitfall A3: whole numbers vary like others, and those of draws and masks") {
+TEST_CASE("pitfall A3: integer scalars vary like others, and those of draws and masks") {
   int64_t n = 0;
   double p = 0;
   const std::function<Tensor(const Tensor&)> functions[] = {
@@ -130,7 +130,7 @@ TEST_CASE("pitfall A3: whole numbers vary like others, and those of draws and ma
   }
 }
 
-TEST_CASE("pitfall A3: whole numbers that vary may grow beyond their tensor's dtype") {
+TEST_CASE("pitfall A3: integer scalars that vary may grow beyond their tensor's dtype") {
   int64_t n = 0;
   const Tensor wide = tensor({INT32_MIN, -7, -1, 0, 5, INT32_MAX}).to(kInt32);
   const Tensor narrow = tensor({0, 1, 7, 255}).to(kUInt8);
@@ -200,7 +200,7 @@ TEST_CASE("pitfall A4: inputs at other addresses, strides, offsets and dtypes") 
   CHECK(same_bits(other(a), body(a)));
 }
 
-TEST_CASE("pitfall A4: entries that part later still differ in an input's layout and dtype") {
+TEST_CASE("pitfall A4: entries that diverge later still differ in an input's layout and dtype") {
   // The first op hides its operand's layout and dtype: its result is a dense bool in any case.
   int way = 0;
   auto body = [&](const Tensor& x) {

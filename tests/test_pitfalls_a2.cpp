@@ -6,7 +6,7 @@
 using namespace brrr;
 using namespace brrr::test;
 
-TEST_CASE("pitfall A16: no entry serves a call that it was not made for") {
+TEST_CASE("pitfall A16: no entry serves a call that it was not recorded for") {
   // Two steps of the same code never share recordings.
   auto make = [](double k) { return brrr::step([k](const Tensor& x) { return x * k; }, kEarly); };
   auto two = make(2), three = make(3);
@@ -287,7 +287,7 @@ TEST_CASE("pitfall A23: higher-order gradients and empty tensors") {
   });
 }
 
-TEST_CASE("pitfall A23: what only the journal has seen does not outlive the step") {
+TEST_CASE("pitfall A23: tensors that only the journal references do not outlive the step") {
   Tensor w = randn({4, 6}), state = zeros({4, 6});
   w.set_requires_grad(true);
   auto body = [&](const Tensor& x) {
@@ -340,7 +340,7 @@ TEST_CASE("pitfall A24: leaves that receive one gradient tensor are each scaled 
   });
 }
 
-TEST_CASE("pitfall A3: numbers of row ops vary like others") {
+TEST_CASE("pitfall A3: scalars of row ops vary like others") {
   double t = 0;
   const Tensor ids = tensor({0, 8, -100, 3, 3}), g = randn({9});
   const std::function<Tensor(const Tensor&)> functions[] = {

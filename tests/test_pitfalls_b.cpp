@@ -266,7 +266,7 @@ TEST_CASE("pitfall B5: an index out of range, on any call" * doctest::test_suite
   }
 }
 
-TEST_CASE("pitfall B5: a tape from before the step is used up only if the step runs") {
+TEST_CASE("pitfall B5: a tape from before the step is released only if the step runs") {
   Tensor w = ones({3});
   w.set_requires_grad(true);
   Tensor h;

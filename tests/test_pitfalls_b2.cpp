@@ -67,7 +67,7 @@ struct Latecomer {
   }
 };
 
-TEST_CASE("pitfall B6: destructors of a thread's own objects compute, whatever ended before them") {
+TEST_CASE("pitfall B6: destructors of thread-local objects compute, in any order of destruction") {
   std::atomic<int> good{0};
   for (int i = 0; i < 8; ++i) {
     std::thread([&] { static thread_local const Latecomer late(&good); }).join();

@@ -268,7 +268,7 @@ TEST_CASE("pitfall D5: guards cost little (smoke; the benchmark measures them)")
   CHECK(memory_stats(default_device()).allocations - before <= 2);
 }
 
-TEST_CASE("pitfall D5: what thousands of leaves and buffers cost grows with their number only" *
+TEST_CASE("pitfall D5: the cost of thousands of leaves and buffers is linear in their number" *
           doctest::test_suite("host")) {
   constexpr size_t count = 16000;
   std::vector<std::array<float, 4>> buffers(count, {1, 2, 3, 4});

@@ -80,7 +80,7 @@ TEST_CASE("pitfall E1: why it recompiled: the closest entry, the field, the modu
   CHECK(contains(draws.stats().last_difference, "(randn): size 1 was 8, now 5"));
 }
 
-TEST_CASE("pitfall E1: parameters that are swapped, and one that takes another's place") {
+TEST_CASE("pitfall E1: parameters that are swapped, and one that replaces another") {
   models::Linear a(6, 6), b(6, 6);
   models::Module root;
   root.register_module("a", a);
@@ -108,7 +108,7 @@ TEST_CASE("pitfall E1: parameters that are swapped, and one that takes another's
 }
 
 TEST_CASE(
-    "pitfall E1: a number of any op is written as a number; recordings without end are told of") {
+    "pitfall E1: a scalar of any op is printed as a number; endless recordings are reported") {
   double smoothing = 0.125;
   const Tensor buffer = zeros({64, 4}), ids = arange(4);
   int64_t at = 0;
@@ -315,7 +315,7 @@ TEST_CASE("pitfall E7: require_graph throws with the reason; everything is count
   CHECK(contains(step.explain(), "2 replays"));
 }
 
-TEST_CASE("pitfall E8: a placeholder read after its step says what it was") {
+TEST_CASE("pitfall E8: an error for a placeholder read after its step names its origin") {
   Tensor leaked, alias, grown = ones({2});
   bool fail = true;
   auto step = brrr::step(
@@ -378,7 +378,7 @@ TEST_CASE("pitfall E8: a placeholder read after its step says what it was") {
   CHECK(contains(error_of([&] { leaked.item<float>(); }), "made by add"));
 }
 
-TEST_CASE("pitfall E7: steps that do nothing, or hand back what they got") {
+TEST_CASE("pitfall E7: steps that do nothing, or return their arguments") {
   auto none = brrr::step([] {}, kEarly);
   auto same = brrr::step([](const Tensor& x) { return x; }, kEarly);
   auto undefined = brrr::step([](const Tensor&) { return Tensor(); }, kEarly);

@@ -137,7 +137,7 @@ TEST_CASE("pitfall F1, F2: queued throughput and synchronised latency stand side
   }
 }
 
-TEST_CASE("pitfall F3: what is paid once stands apart, with the step at which it is earned back") {
+TEST_CASE("pitfall F3: one-off costs are listed apart, with the step at which they pay off") {
   const Measured& all = five_sizes();
   const Table t = table_below(all.result.text, "Once: ms before the first compiled step");
   REQUIRE(t.size() == 6);
@@ -161,7 +161,7 @@ TEST_CASE("pitfall F3: what is paid once stands apart, with the step at which it
 }
 
 // A profile only divides a time that was measured without it.
-TEST_CASE("pitfall F5: no headline has a number of a profiled run") {
+TEST_CASE("pitfall F5: no headline has a figure of a profiled run") {
   const Measured& all = five_sizes();
   CHECK(contains(all.result.text, "its own times are no figures"));
   CHECK(all.trace["traceEvents"].size() > 100);
@@ -236,7 +236,7 @@ TEST_CASE("pitfall F8: the language of the baseline is named") {
   CHECK(all.json["versions"].get<std::string>().starts_with("C++20, "));
 }
 
-TEST_CASE("pitfall F9: figures after a fallback are an error, whoever measures") {
+TEST_CASE("pitfall F9: figures after a fallback are an error in every measuring program") {
   const TempCache cache;
   const FakeMpirun mpirun;
   const Result good = run("overhead --ranks 2 --sizes 1 --seconds 0.01");
@@ -337,7 +337,7 @@ TEST_CASE("pitfall F10: inputs rotate") {
   for (size_t k = kBatches; k < all.size(); ++k) CHECK(all[k] != all[k - 1]);
 }
 
-TEST_CASE("pitfall F10: the clock is what Linux says of all processors, or unknown") {
+TEST_CASE("pitfall F10: the clock is what Linux reports for all processors, or unknown") {
   const TempCache folder;
   const std::string root = folder.dir;
   CHECK(cpu_clock(root) == "unknown");

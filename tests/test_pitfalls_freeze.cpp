@@ -41,14 +41,14 @@ void frozen_scenario(bool freeze, Trace& t) {
 
 }  // namespace
 
-TEST_CASE("pitfall A25: frozen, Adam, gradients, schedules, masks and shapes go on") {
+TEST_CASE("pitfall A25: frozen, Adam, gradients, schedules, masks and shapes keep changing") {
   Trace eager, frozen;
   frozen_scenario(false, eager);
   frozen_scenario(true, frozen);
   CHECK(first_difference(eager, frozen) == -1);
 }
 
-TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
+TEST_CASE("pitfall A25: a step that would be wrong when frozen refuses to freeze") {
   const Tensor x = randn({4});
   auto refusal = [&](auto&& fn) {
     auto step = brrr::step(fn, kEarly);
@@ -101,7 +101,7 @@ TEST_CASE("pitfall A25: what cannot be right refuses to freeze") {
                  "gradient"));
 }
 
-TEST_CASE("pitfall A25: a gradient that the function only looks for may go, and come back") {
+TEST_CASE("pitfall A25: a gradient that the function only tests for may vanish and reappear") {
   const Tensor w = ones({2}).set_requires_grad();
   const auto body = [&](const Tensor& x) { return x * (w.grad().defined() ? 2.0 : 3.0); };
   for (const bool there : {true, false}) {
@@ -116,7 +116,7 @@ TEST_CASE("pitfall A25: a gradient that the function only looks for may go, and 
   }
 }
 
-TEST_CASE("pitfall A25: what a frozen step meets later and could not freeze runs the function") {
+TEST_CASE("pitfall A25: a later call of a frozen step that cannot freeze runs the function") {
   Tensor kept;
   int runs = 0;
   auto body = [&](const Tensor& x) {
@@ -140,7 +140,7 @@ TEST_CASE("pitfall A25: what a frozen step meets later and could not freeze runs
   CHECK(runs == 8);
 }
 
-TEST_CASE("pitfall A25: an optimiser made anew keeps its own learning rate when frozen") {
+TEST_CASE("pitfall A25: an optimiser created again keeps its own learning rate when frozen") {
   Tensor w[2];
   for (int frozen = 0; frozen < 2; ++frozen) {
     Tensor p = ones({3});
@@ -167,7 +167,7 @@ TEST_CASE("pitfall A25: an optimiser made anew keeps its own learning rate when 
   CHECK(same_bits(w[0], w[1]));
 }
 
-TEST_CASE("pitfall A25: of two recordings that begin alike, each keeps the call's own numbers") {
+TEST_CASE("pitfall A25: two recordings that begin alike each use the call's own scalars") {
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     Tensor p = zeros({2});
     p.set_requires_grad(true);
@@ -200,7 +200,7 @@ TEST_CASE("pitfall A25: of two recordings that begin alike, each keeps the call'
   }
 }
 
-TEST_CASE("pitfall A25: what requires grad again at the end may be frozen") {
+TEST_CASE("pitfall A25: a step that restores requires_grad at its end may be frozen") {
   const Tensor p = ones({3});
   p.set_requires_grad();
   auto step = brrr::step([&](const Tensor& x) {
@@ -237,7 +237,7 @@ TEST_CASE("pitfall A25: a result that is a view is one when frozen, too") {
   }
 }
 
-TEST_CASE("pitfall A25: what sets the random stream, or what requires grad, refuses to freeze") {
+TEST_CASE("pitfall A25: a step that sets the random stream or requires_grad refuses to freeze") {
   const auto refused = [](const std::function<Tensor(const Tensor&)>& fn, const char* why) {
     auto step = brrr::step(fn);
     for (int call = 0; call < 3; ++call) {
@@ -263,7 +263,7 @@ TEST_CASE("pitfall A25: what sets the random stream, or what requires grad, refu
 }
 
 // Without an eager twin beside it, whose mode switches would unfreeze the step.
-TEST_CASE("pitfall A25: what leaves a module in another mode refuses to freeze") {
+TEST_CASE("pitfall A25: a step that leaves a module in another mode refuses to freeze") {
   models::Dropout drop(0.5);
   models::MLP other({.sizes = {4, 4}, .dropout = 0.5});
   const auto refusal = [&](auto&& change) {
@@ -297,7 +297,7 @@ TEST_CASE("pitfall A25: what leaves a module in another mode refuses to freeze")
             .empty());
 }
 
-TEST_CASE("pitfall A25: no two threads draw one number, frozen or thrown out of a step") {
+TEST_CASE("pitfall A25: no draw occurs in two threads, in frozen steps or ones that throw") {
   for (const int way : {0, 1, 2}) {
     CAPTURE(way);
     constexpr int calls = 3000;

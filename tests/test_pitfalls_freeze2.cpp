@@ -24,7 +24,7 @@ auto goes_into(const Tensor& h, const Tensor& w) {
 
 }  // namespace
 
-TEST_CASE("pitfall A25: a frozen step that fails has not happened, and fails no further" *
+TEST_CASE("pitfall A25: a frozen step that fails has no effect, and does not keep failing" *
           doctest::test_suite("host")) {
   Tensor sum = zeros({4});
   auto step = brrr::step(
@@ -52,7 +52,7 @@ TEST_CASE("pitfall A25: a frozen step that fails has not happened, and fails no 
   CHECK(step(ones({4})).numel() == 4);
 }
 
-TEST_CASE("pitfall A25: a frozen step writes gradients where they are unless somebody has them" *
+TEST_CASE("pitfall A25: a frozen step writes gradients in their memory unless they are shared" *
           doctest::test_suite("host")) {
   const Tensor w = randn({8});
   w.set_requires_grad();
@@ -91,7 +91,7 @@ TEST_CASE("pitfall A25: a frozen step writes gradients where they are unless som
   CHECK(gradient_of(randn({8})));
 }
 
-TEST_CASE("pitfall A25: a gradient that stays where it is may be a result, and another leaf's") {
+TEST_CASE("pitfall A25: a gradient that stays in place may be a result, and another leaf's") {
   const Tensor a = randn({4}).set_requires_grad(), b = randn({4}).set_requires_grad();
   auto step = brrr::step(
       [&](const Tensor& x) {
@@ -115,7 +115,7 @@ TEST_CASE("pitfall A25: a gradient that stays where it is may be a result, and a
   }
 }
 
-TEST_CASE("pitfall A25: a gradient that a frozen step has found missing has come meanwhile") {
+TEST_CASE("pitfall A25: a gradient that a frozen step found missing is there at a later call") {
   const Tensor a = ones({4}).set_requires_grad(), b = ones({4}).set_requires_grad();
   optim::SGD opt({a, b}, {.lr = 0.5});
   auto step = brrr::step(
@@ -133,7 +133,7 @@ TEST_CASE("pitfall A25: a gradient that a frozen step has found missing has come
   }
 }
 
-TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws of its own") {
+TEST_CASE("pitfall A25: captured tensors that were others before, draws of the step's own stream") {
   const auto refusal = [](auto& step) { return error_of([&] { step.freeze(); }); };
   const Tensor data = arange(8).to(kFloat32);
   int64_t at = 0;
@@ -166,7 +166,7 @@ TEST_CASE("pitfall A25: what a step captured was another tensor before, or draws
   CHECK(contains(refusal(leaf), "a leaf that requires grad"));
 }
 
-TEST_CASE("pitfall A25: what it captured has got a history in place since") {
+TEST_CASE("pitfall A25: a captured tensor has got a history in place since") {
   for (const bool frozen : {false, true}) {
     Tensor h = ones({2});
     const Tensor w = full({2}, 2.0).set_requires_grad();
@@ -207,7 +207,7 @@ TEST_CASE("pitfall A25: backward through a tape from before the step is not froz
   CHECK(error_of([&] { step.freeze(); }) == "");
 }
 
-TEST_CASE("pitfall A25: a batch of another size makes no number one that varies") {
+TEST_CASE("pitfall A25: a batch of another size does not make a scalar count as varying") {
   const Tensor w = randn({3, 4}).set_requires_grad();
   auto step = brrr::step(
       [&](const Tensor& x) {
@@ -221,7 +221,7 @@ TEST_CASE("pitfall A25: a batch of another size makes no number one that varies"
   CHECK(error_of([&] { step.freeze(); }) == "");
 }
 
-TEST_CASE("pitfall A25: an argument without elements, wherever it would lie, may be frozen") {
+TEST_CASE("pitfall A25: an argument without elements may be frozen, whatever its address") {
   const std::function<Tensor()> all[] = {[] {
                                            return zeros({0, 0, 4, 64});
                                          },
@@ -271,7 +271,7 @@ TEST_CASE("pitfall A25: a step that cannot be frozen holds no captured tensor be
   }
 }
 
-TEST_CASE("pitfall A25: a frozen step makes tensors where they are made by default now") {
+TEST_CASE("pitfall A25: a frozen step creates tensors on the current default device") {
   if (!cuda_available()) return;
   const Device was = default_device();
   auto step = brrr::step([] { return ones({2}) * 2.0; });
@@ -284,7 +284,7 @@ TEST_CASE("pitfall A25: a frozen step makes tensors where they are made by defau
   set_default_device(was);
 }
 
-TEST_CASE("pitfall A25: a frozen step tells an argument that is there from one that is not") {
+TEST_CASE("pitfall A25: a frozen step distinguishes a defined argument from an undefined one") {
   const auto freeze = [](auto fn, const Tensor& k) {
     auto s = brrr::step(fn, kEarly);
     for (int call = 0; call < 3; ++call) s(ones({4}), k);
@@ -302,7 +302,7 @@ TEST_CASE("pitfall A25: a frozen step tells an argument that is there from one t
   CHECK(same_bits(with(x, ones({3})), x + 2.0));
 }
 
-TEST_CASE("pitfall A25: what is no number of the step, but an argument's, refuses or is seen") {
+TEST_CASE("pitfall A25: a property of an argument refuses to freeze, or its change is noticed") {
   const Tensor p = ones({4}), q = ones({4});
   const auto sets_grad = [](const Tensor& x, const Tensor& leaf) {
     leaf.set_grad(x * 2.0);

@@ -82,7 +82,8 @@ TEST_CASE("pitfall A25: an argument that was the captured tensor until the step 
   }
 }
 
-TEST_CASE("pitfall A25: a captured tensor that is an argument now and then stays what it is") {
+TEST_CASE(
+    "pitfall A25: a captured tensor that is an argument of some calls stays the captured one") {
   const Tensor captured = ones({4}), other = zeros({4});
   auto step = brrr::step([&](const Tensor&) { return captured * 2.0; });
   for (const Tensor& t : {captured, other, captured}) step(t);
@@ -90,7 +91,7 @@ TEST_CASE("pitfall A25: a captured tensor that is an argument now and then stays
   for (const Tensor& t : {other, captured, other}) CHECK(same_bits(step(t), captured * 2.0));
 }
 
-TEST_CASE("pitfall A25: what lies beside an argument in its memory refuses to freeze") {
+TEST_CASE("pitfall A25: a captured tensor in an argument's memory refuses to freeze") {
   const Tensor all = randn({8});
   for (const Tensor& x : {all.slice(0, 4, 8), all.slice(0, 0, 4), all.slice(0, 8, 8)}) {
     auto step = brrr::step([&](const Tensor& in) { return in.sum() + all.slice(0, 2, 6).sum(); });
@@ -99,7 +100,7 @@ TEST_CASE("pitfall A25: what lies beside an argument in its memory refuses to fr
   }
 }
 
-TEST_CASE("pitfall A25: windows of a captured tensor, passed as arguments, are not what it is") {
+TEST_CASE("pitfall A25: windows of a captured tensor, passed as arguments, are not the tensor") {
   using Pattern = std::vector<int>;
   const Pattern patterns[] = {{2, 0, -1, 1, 1}, {0, 3, -1, 4, 4},       {3, 5, -1, 4, 5, 3},
                               {3, 3, -1, 4, 4}, {0, 0, -1, 2, 0, 1, 1}, {2, 3, 5, -1, 4, 0}};
@@ -156,7 +157,7 @@ TEST_CASE("pitfall A25: an argument that a frozen step writes") {
   }
 }
 
-TEST_CASE("pitfall A25: an argument cut from captured data, and history given to what is outside") {
+TEST_CASE("pitfall A25: an argument cut from captured data, and history given to outer tensors") {
   const Tensor data = randn({10, 3});
   auto cut = brrr::step([&](const Tensor& x) { return x * 2.0 + data.sum({0}); }, kEarly);
   cut(data.slice(0, 0, 4));

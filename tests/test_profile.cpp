@@ -168,7 +168,7 @@ TEST_CASE("limits: measured once, the same for every later call, and between siz
   CHECK(l.gb_per_second(1e15) == l.copies.back().gb_per_second);
 }
 
-TEST_CASE("limits: what launches cost is measured once for every later process, and on request") {
+TEST_CASE("limits: the cost of launches is measured once for all later processes, or on request") {
   const test::TempCache cache;
   const auto equal = [](const LaunchCosts& a, const LaunchCosts& b) {
     return a.eager_ns == b.eager_ns && a.step_ns == b.step_ns && a.graph_ns == b.graph_ns;
@@ -233,7 +233,7 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
   CHECK(context.observer == nullptr);
 }
 
-TEST_CASE("profile: an op that throws leaves it whole, and a step does not take it in") {
+TEST_CASE("profile: an op that throws leaves it intact, and none may begin within a step") {
   Profile profile;
   const Tensor x = randn({4, 4});
   if (default_device() == kCPU) CHECK_THROWS_AS(embedding(x, full({2}, 9)), Error);
@@ -376,7 +376,7 @@ TEST_CASE("profile: the trace has each call's own work, and gaps that add up to 
   CHECK(alike);
 }
 
-TEST_CASE("profile: building kernels is done once, and is said beside the figures") {
+TEST_CASE("profile: building kernels is done once, and is reported next to the figures") {
   auto s = step([](const Tensor& x) { return (x + 1.25) * x - 0.125; });
   const Tensor x = ones({1 << 10});
   const Profile profile;

@@ -12,7 +12,7 @@
 
 using namespace brrr;
 
-TEST_CASE("profile: what runs while it is paused is in none of its figures") {
+TEST_CASE("profile: work done while it is paused is in none of its figures") {
   Profile profile;
   const Tensor x = ones({64});
   exp(x);
@@ -61,7 +61,7 @@ TEST_CASE("profile: one that another thread ends, and one that outlives its thre
   CHECK(next.rows()[0].calls == 2);
 }
 
-TEST_CASE("profile: making figures is not in them") {
+TEST_CASE("profile: the time to compute figures is not in them") {
   const Tensor x = ones({64});
   Profile profile;
   exp(x);
@@ -97,7 +97,7 @@ TEST_CASE("profile: an op in a replay and by itself is one row") {
   CHECK(rows[0].calls == 2);
 }
 
-TEST_CASE("profile: reset() begins anew") {
+TEST_CASE("profile: reset() starts over") {
   const Tensor x = ones({3});
   Profile profile;
   exp(x), exp(x);
@@ -121,7 +121,7 @@ TEST_CASE("profile: it cannot be paused while a step is recorded, which runs lat
   CHECK(!profile.rows().empty());
 }
 
-TEST_CASE("profile: one that ends or pauses within a step that checks numerics leaves it whole") {
+TEST_CASE("profile: one that ends or pauses within a step that checks numerics leaves it intact") {
   auto profile = std::make_unique<Profile>();
   auto s = step(
       [&](const Tensor& x) {

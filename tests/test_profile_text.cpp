@@ -61,7 +61,7 @@ TEST_CASE("profile: tables say what they leave out, in lines that fit, whatever 
 
 TEST_SUITE_BEGIN("host");
 
-TEST_CASE("profile: a trace goes to where a link points, and the link stays") {
+TEST_CASE("profile: a trace is written to the target of a link, and the link stays") {
   const test::TemporaryDirectory folder;
   const std::string trace = std::string(folder.path) + "/trace.json",
                     link = std::string(folder.path) + "/link";

@@ -234,7 +234,7 @@ template <class F> void check_step(const F& fn, const Tensors& inputs, double un
 
 }  // namespace
 
-TEST_CASE("program: numbers are written alike in every locale") {
+TEST_CASE("program: numbers are printed the same in every locale") {
   const char* const names[] = {"C", "de_DE.UTF-8", "de_DE", "fr_FR.UTF-8", "fr_FR", "cs_CZ.UTF-8"};
   const std::string before = std::setlocale(LC_NUMERIC, nullptr);
   for (const char* name : names) {
@@ -315,7 +315,7 @@ TEST_CASE("program: fused groups with rows in plain C") {
 }
 
 // An index window has no memory: its element is the offset itself.
-TEST_CASE("program: a dim's index and the element's own number are windows") {
+TEST_CASE("program: a dim's index and the element's own index are windows") {
   const TempCache cache;
   const Tensor a = randint(-9, 9, {5, 40}), y = empty_like(a);
   Program p;
@@ -346,7 +346,7 @@ TEST_CASE("program: a dim's index and the element's own number are windows") {
   check_same(y, want);
 }
 
-TEST_CASE("program: what nothing reads any more is not stored where others wrote before") {
+TEST_CASE("program: an in-place result that is not read again is not stored") {
   const Tensor x = randn({64, 64}), b = randn({64});
   const graph::Recording r = record([&] { return Tensors{matmul(x, x).add_(b).exp()}; });
   const graph::Schedule s = graph::make_schedule(r, true);

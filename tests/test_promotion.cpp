@@ -46,7 +46,7 @@ TEST_CASE("promotion: two tensors with dims") {
   }
 }
 
-TEST_CASE("promotion: numbers and 0-d tensors raise the category only") {
+TEST_CASE("promotion: scalars and 0-d tensors raise the category only") {
   struct Row {
     Tensor result;
     DType want;
@@ -157,7 +157,7 @@ TEST_CASE("promotion: values of integers, conversions and Python's division") {
   CHECK((full({2}, big) * 1).select(0, 0).item<int64_t>() == big);
 }
 
-TEST_CASE("conversions: many elements are what each alone is") {
+TEST_CASE("conversions: many elements give what each gives alone") {
   const Tensor numbers =
       cat({tensor({0.0,  -0.0,    1.0,     -1.5, 2.5,   255.0,    256.0,     -1.0, 3e9, -3e9,
                    1e19, 65504.0, 65520.0, 6e-8, 1e-40, INFINITY, -INFINITY, NAN,  0.1, 1e300}),

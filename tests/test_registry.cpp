@@ -130,7 +130,7 @@ std::string code_of(const std::string& line) { return line.substr(0, line.find("
 
 }  // namespace
 
-TEST_CASE("sources: the files that comments name are there") {
+TEST_CASE("sources: the files that comments name exist") {
   constexpr const char* folders[] = {"core",  "ops",    "autograd", "backends",
                                      "graph", "models", "examples", "tests"};
   for (const char* folder : folders) {
@@ -200,7 +200,7 @@ TEST_CASE("registry: public functions and rows are one list") {
   }
 }
 
-TEST_CASE("registry: rows are made in ops/ and named nowhere else") {
+TEST_CASE("registry: rows are defined in ops/ and named nowhere else") {
   const std::regex row(R"(\b(OpDef|PointwiseOp|NumberOp|ReductionOp|RowOp) (\w+)\{("|$))");
   const std::regex compares(
       R"re((==|!=|find_op\(|strcmp\(|compare\(|\bcase\b|count\()\s*\(?"(\w+)")re");
@@ -231,7 +231,7 @@ TEST_CASE("registry: rows are made in ops/ and named nowhere else") {
   CHECK(looked_at > 3000);
 }
 
-TEST_CASE("registry: ops are functions, beside <cmath> too") {
+TEST_CASE("registry: ops are functions, also together with <cmath>") {
   CHECK(exp(1.0) == std::exp(1.0));
   CHECK(floor(2.5) == 2);
   const Tensor t = tensor({1.0, 2.0});

@@ -109,7 +109,7 @@ std::vector<Tensor> random_step(unsigned seed, int length, const Tensor& x, cons
 }  // namespace
 
 TEST_CASE(
-    "rematerialise: a chain that backward needs is made anew, with fewer bytes and the same bits") {
+    "rematerialise: a chain that backward needs is recomputed, with fewer bytes, the same bits") {
   const Tensor w = randn({64, 64}), v = randn({64, 64});
   w.set_requires_grad();
   const auto fn = [&](const Tensor& x) {
@@ -131,7 +131,7 @@ TEST_CASE(
   CHECK(moved(fn, {}, x) < moved(fn, {.rematerialise = false}, x));
 }
 
-TEST_CASE("rematerialise: of a cut between memory and a kernel no other costs less") {
+TEST_CASE("rematerialise: no other cut between memory and a kernel costs less") {
   std::mt19937 random(3);
   for (int graph = 0; graph < 200; ++graph) {
     const uint32_t nodes = 4 + random() % 5;  // The first is the source, the last the sink.
@@ -167,7 +167,7 @@ TEST_CASE("rematerialise: of a cut between memory and a kernel no other costs le
   }
 }
 
-TEST_CASE("rematerialise: values of the same operands are made anew together") {
+TEST_CASE("rematerialise: values of the same operands are recomputed together") {
   const Tensor v = randn({64, 64}), w = randn({64, 64});
   const auto fn = [&](const Tensor& in) {
     const Tensor x = matmul(in, v), y = matmul(in, w);
@@ -187,7 +187,7 @@ TEST_CASE("rematerialise: values of the same operands are made anew together") {
   CHECK(moved(fn, {.rematerialise = false}, x) - moved(fn, {}, x) == 4 * value);
 }
 
-TEST_CASE("rematerialise: what a value was made from may have changed since") {
+TEST_CASE("rematerialise: the operands of a value may have changed since") {
   const Tensor w = randn({64, 64});
   const auto fn = [&](const Tensor& x) {
     Tensor a = matmul(x, w);
@@ -206,7 +206,7 @@ TEST_CASE("rematerialise: what a value was made from may have changed since") {
   }
 }
 
-TEST_CASE("rematerialise: a value made anew for one user is not read from before it was there") {
+TEST_CASE("rematerialise: a value recomputed for one user is not read before that") {
   const Tensor w = randn({64, 64});
   const auto fn = [&](const Tensor& x) {
     const Tensor s = x * 2.0, u = x * 7.0;
@@ -222,7 +222,7 @@ TEST_CASE("rematerialise: a value made anew for one user is not read from before
   check_same(eager, run(fn, {.memory_budget = 1}, x));
 }
 
-TEST_CASE("memory budget: more bytes than any integer has are no limit") {
+TEST_CASE("memory budget: more bytes than an integer holds are no limit") {
   const Tensor w = randn({64, 64}).set_requires_grad();
   auto s = brrr::step(
       [&](const Tensor& x) {
@@ -235,7 +235,7 @@ TEST_CASE("memory budget: more bytes than any integer has are no limit") {
   CHECK(s.stats().rematerialised == 0);
 }
 
-TEST_CASE("memory budget: of an op's results one is changed in place, another made anew") {
+TEST_CASE("memory budget: of an op's results one is changed in place, another recomputed") {
   const Tensor w = randn({64, 64}), v = randn({16, 4});
   v.set_requires_grad();
   const auto fn = [&](const Tensor& x) {
@@ -326,7 +326,7 @@ TEST_CASE("memory budget: a GPT with dropout trains to the same bits in less mem
   }
 }
 
-TEST_CASE("memory budget: a part of what the step would need, or bytes") {
+TEST_CASE("memory budget: a fraction of the step's need, or bytes") {
   const Tensor w = randn({64, 64});
   const auto fn = [&](const Tensor& x) {
     Tensor y = matmul(x, w);

@@ -14,7 +14,7 @@ Tensor normal(const IntList& sizes, DType t = kFloat32) { return randn(sizes).to
 
 }  // namespace
 
-TEST_CASE("rotary: values, and gradients are the way back") {
+TEST_CASE("rotary: values, and gradients, which are the inverse rotation") {
   manual_seed(11);
   for (int64_t width : {2, 6, 16, 40}) {
     const int64_t half = width / 2;
@@ -45,7 +45,7 @@ TEST_CASE("rotary: values, and gradients are the way back") {
   }
 }
 
-TEST_CASE("rotary: its result can be written in place, however its operand lies") {
+TEST_CASE("rotary: its result can be written in place, in any layout of its operand") {
   const Tensor w = normal({2, 4, 3, 8}).set_requires_grad();
   for (const bool dense : {false, true}) {
     const Tensor x = w.transpose(1, 2), y = rotary_embedding(dense ? x.contiguous() : x, arange(4));
@@ -81,7 +81,7 @@ TEST_CASE("rotary: layouts") {
   CHECK(rotary_embedding(zeros({2, 0, 4}), zeros({0}, kInt64)).numel() == 0);
 }
 
-TEST_CASE("rotary: errors name the op, the shapes and the mend") {
+TEST_CASE("rotary: errors name the op, the shapes and the remedy") {
   const Tensor x = zeros({2, 4, 6});
   CHECK(error_of([&] {
           rotary_embedding(zeros({2, 3, 5}), arange(3));

@@ -74,7 +74,7 @@ Tensor row_of(const Tensor& t, Operand kind, int64_t r) {
 
 }  // namespace
 
-TEST_CASE("row ops: rows that lie together in a vector have the bits of one alone") {
+TEST_CASE("row ops: rows that share a vector have the bits of a single row") {
   manual_seed(5);
   const NoGradGuard guard;
   for_row_ops([](const OpDef& op) {

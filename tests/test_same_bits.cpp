@@ -66,7 +66,7 @@ TEST_CASE("same bits: dtypes, sizes, layouts and lists") {
   CHECK(contains(error_of([&] { step(a); }), "inside a graph-mode step"));
 }
 
-TEST_CASE("same bits: which NaN a step hands on is left open, and verify_every takes it so" *
+TEST_CASE("same bits: which NaN a step returns is unspecified, and verify_every accepts any" *
           doctest::test_suite("host")) {
   // NaNs of both signs and many payloads in all combinations, in every floating dtype.
   std::vector<uint16_t> bits;

@@ -163,7 +163,7 @@ TEST_CASE("sizes: products that overflow are errors that name the op") {
   CHECK(zeros({0, kHuge}).expand({0, kHuge}).numel() == 0);
 }
 
-TEST_CASE("sizes: what no memory holds is an error") {
+TEST_CASE("sizes: a tensor beyond any memory is an error") {
   if (kAddressSanitizer || kThreadSanitizer) return;  // Their allocators end the process.
   check_errors(without_memory(ones({1})));
 }

@@ -8,7 +8,7 @@ using namespace brrr;
 // The update of a bias can be fused with the copy that makes its gradient, long before the last
 // product. If it ran there, every parameter would have to be copied first, to undo the step if a
 // later kernel fails.
-TEST_CASE("graph: updates wait for what can fail, so that a replay copies no parameters") {
+TEST_CASE("graph: updates run after all that can fail, so that a replay copies no parameters") {
   models::MLP model({.sizes = {128, 128, 128, 128}});
   optim::SGD opt(model.parameters(), {.lr = 1e-3});
   size_t parameter_bytes = 0;
@@ -65,7 +65,7 @@ TEST_CASE("tape: a saved tensor that is changed in place does not keep its histo
 
 // Verification gives each survivor separate memory, where temporaries of a replay must not rely on
 // adjacent gradients.
-TEST_CASE("step: temporaries of a verified replay stay within the results that they live in" *
+TEST_CASE("step: temporaries of a verified replay stay within the results that hold them" *
           doctest::test_suite("host")) {
   models::MLP model({.sizes = {1024, 256, 256, 256, 256, 10}});
   optim::SGD opt(model.parameters(), {.lr = 1e-3});
@@ -92,7 +92,7 @@ TEST_CASE("step: temporaries of a verified replay stay within the results that t
   }
 }
 
-TEST_CASE("graph: a step given braces is given options, and records") {
+TEST_CASE("graph: a step given {} gets options, and records") {
   const auto twice = [](const Tensor& x) { return x * 2.0; };
   CHECK(step(twice).mode() == Mode::Graph);
   CHECK(step(twice, {}).mode() == Mode::Graph);

@@ -70,7 +70,7 @@ TEST_CASE("step: backward through another thread's tape cannot be frozen") {
   CHECK_THROWS_WITH_AS(step.freeze(), doctest::Contains("a tape from before the step"), Error);
 }
 
-TEST_CASE("step: other threads let go of what it makes") {
+TEST_CASE("step: other threads release tensors that it made") {
   const size_t held = memory_stats(kCPU).live;
   {
     test::Sink sink;

@@ -21,7 +21,7 @@ static const std::string kSmall =
     " --images 600 --batch 64 --hidden 32,16 --dropout 0.1 --threads 1 ";
 
 // Lines after the last checkpoint, the last of them incomplete, are written again.
-TEST_CASE("train_mlp: the lines of a run that was killed go on from its checkpoint") {
+TEST_CASE("train_mlp: the log of a killed run continues from its checkpoint") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors", log = folder.dir + "/log.jsonl";
   const std::string first = "train_mlp --steps 60" + kSmall + "--log-every 10 --stop-at 35 --save ";
@@ -36,7 +36,7 @@ TEST_CASE("train_mlp: the lines of a run that was killed go on from its checkpoi
   CHECK(steps == std::vector<int64_t>{10, 20, 30, 35, 40, 50, 60});
 }
 
-TEST_CASE("train_mlp: what a run without an output prints goes to none of its files") {
+TEST_CASE("train_mlp: with standard output closed, nothing is printed into a run's files") {
   const brrr::test::TempCache folder;
   const std::string log = folder.dir + "/log.jsonl";
   run("train_mlp --steps 4 --mode eager" + kSmall + " --log " + log + " >&- 2>/dev/null; true");
@@ -45,7 +45,7 @@ TEST_CASE("train_mlp: what a run without an output prints goes to none of its fi
   CHECK(text.starts_with("{\"step\":4,"));
 }
 
-TEST_CASE("train_mlp: the losses of a run that was stopped stay when it goes on") {
+TEST_CASE("train_mlp: the losses of a stopped run are kept when it resumes") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors", csv = folder.dir + "/loss.csv";
   // More losses than a run keeps unread.
@@ -63,7 +63,7 @@ TEST_CASE("train_mlp: the losses of a run that was stopped stay when it goes on"
   CHECK(read_text(csv) == whole);
 }
 
-TEST_CASE("train_mlp: losses are in the file when a checkpoint is, and none of another run") {
+TEST_CASE("train_mlp: losses are in their file once a checkpoint is, and none of another run") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors", csv = folder.dir + "/loss.csv";
   std::string other = "step,loss\n";
@@ -97,8 +97,7 @@ TEST_CASE("train_mlp: losses are in the file when a checkpoint is, and none of a
   CHECK(step == end);
 }
 
-TEST_CASE(
-    "training programs: a run that fails leaves its losses, up to the one that is no number") {
+TEST_CASE("training programs: a run that fails leaves its losses, up to the non-finite one") {
   const brrr::test::TempCache folder;
   const std::string csv = folder.dir + "/loss.csv";
   write_text(folder.dir + "/text", story(40));
@@ -113,7 +112,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("train_mlp: killed at any moment, its checkpoint is whole") {
+TEST_CASE("train_mlp: killed at any moment, its checkpoint is complete") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors";
   const std::vector<std::string> options = {
@@ -160,7 +159,7 @@ TEST_CASE("train_mlp: interrupt key, batch system, closed terminal end it with i
   CHECK(brrr::load(ck).count("optimizer.lr") == 1);
 }
 
-TEST_CASE("train_mlp: a limit on the size of files is told, and what was there stays") {
+TEST_CASE("train_mlp: a limit on the size of files is reported, and old files are kept") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors";
   write_text(ck, "mine");
@@ -171,7 +170,7 @@ TEST_CASE("train_mlp: a limit on the size of files is told, and what was there s
   CHECK(read_text(ck) == "mine");
 }
 
-TEST_CASE("train_mlp: no checkpoint is beyond a log that has no room left") {
+TEST_CASE("train_mlp: no checkpoint is ahead of a log that the full disk cut") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors", log = folder.dir + "/log.jsonl";
   const Result r =
@@ -187,7 +186,7 @@ TEST_CASE("train_mlp: no checkpoint is beyond a log that has no room left") {
   CHECK(std::stoll(metadata.at("brrr.step")) <= std::count(lines.begin(), lines.end(), '\n'));
 }
 
-TEST_CASE("train_mlp: losses that have no room left end the run at its next line") {
+TEST_CASE("train_mlp: losses that the disk has no space for end the run at its next line") {
   const brrr::test::TempCache folder;
   const std::string csv = folder.dir + "/losses.csv";
   const Result r =
@@ -199,7 +198,7 @@ TEST_CASE("train_mlp: losses that have no room left end the run at its next line
   CHECK(contains(r.text, "--loss-csv: " + csv + " cannot be written"));
 }
 
-TEST_CASE("train_mlp: files of lines that have no room for one end the run before its first step") {
+TEST_CASE("train_mlp: a full disk under its files of lines ends the run before its first step") {
   const brrr::test::TempCache folder;
   for (const std::string option : {"--log", "--loss-csv"}) {
     const Result r =
@@ -214,7 +213,7 @@ TEST_CASE("train_mlp: files of lines that have no room for one end the run befor
 }
 
 // The interrupt key ends `tee` at once, so the run's next line has no reader.
-TEST_CASE("train_mlp: a run whose lines nobody reads any more ends with its checkpoint") {
+TEST_CASE("train_mlp: a run whose output has lost its reader ends with its checkpoint") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors";
   auto* before = std::signal(SIGPIPE, SIG_DFL);  // A run inherits it.

@@ -58,7 +58,7 @@ bool runs_in_parts(const Function& fn, const Results& state = {}, int64_t part_b
 
 }  // namespace
 
-TEST_CASE("strips: the terms of a weight that is multiplied from the right lie in its last dim") {
+TEST_CASE("strips: a weight multiplied from the right is summed over its last dim") {
   test::TempCache cache;
   const Tensor x = randn({1024, 16}), w = randn({64, 1024}), v = randn({16, 16});
   CHECK(runs_in_parts([&](const Results&, int) -> Results {
@@ -77,7 +77,7 @@ TEST_CASE("strips: the row of one id has no rows to be cut into") {
   runs_in_parts(fn, {}, 64);
 }
 
-TEST_CASE("strips: what comes from outside is written and read in them, numbers vary") {
+TEST_CASE("strips: external tensors are written and read in them, scalars vary") {
   test::TempCache cache;
   const Tensor x = randn({512, 16}), v = randn({16, 16});
   const Results state{randn({512, 16}), randn({16}), randn({})};
@@ -119,7 +119,7 @@ TEST_CASE("strips: windows that overlap") {
   }
 }
 
-TEST_CASE("strips: batches of any size, none too") {
+TEST_CASE("strips: batches of any size, empty ones too") {
   test::TempCache cache;
   const Tensor w = randn({16, 16}).set_requires_grad(), data = randn({600, 16});
   const auto fn = [&](const Tensor& x) -> Results {

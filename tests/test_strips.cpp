@@ -152,7 +152,7 @@ TEST_CASE("strips: a GPT trains to eager's bits at any batch and size of parts")
   }
 }
 
-TEST_CASE("strips: one covers forward and backward, and its values are never whole") {
+TEST_CASE("strips: one covers forward and backward, and never holds its values in full") {
   test::TempCache cache;
   const Trained whole = train_gpt({.batch = 64}, {.rematerialise = false, .part_bytes = kNever});
   const Trained cut = train_gpt({.batch = 64}, {.rematerialise = false, .part_bytes = 1 << 15});

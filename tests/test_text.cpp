@@ -14,7 +14,7 @@ using data::CounterRng;
 using doctest::Contains;
 using Ids = std::vector<int64_t>;
 
-TEST_CASE("UTF-8: every code point, and what is none") {
+TEST_CASE("UTF-8: every code point, and invalid ones") {
   for (char32_t c = 0; c <= 0x10ffff; ++c) {
     std::string s;
     data::append_utf8(s, c);
@@ -34,7 +34,7 @@ TEST_CASE("UTF-8: every code point, and what is none") {
   }
 }
 
-TEST_CASE("shown: what a terminal would obey is hidden, the rest is as it was") {
+TEST_CASE("shown: terminal control characters are hidden, the rest is unchanged") {
   CHECK(shown("a\x1b[2J\n\x7f\r") == "a?[2J???");
   CHECK(shown("\xc2\x9bK\u202e\u2066x\u2069") == "?K??x?");
   CHECK(shown("\x9bK\xc3\x1b") == "?K\xc3?");
@@ -77,7 +77,7 @@ TEST_CASE("ByteTokenizer takes everything") {
 
 // --- state ---------------------------------------------------------------------------------------
 
-TEST_CASE("tokenizer_from_state: what is no state is an error") {
+TEST_CASE("tokenizer_from_state: an invalid state is an error") {
   const std::string bad[] = {
       "",
       "x",
@@ -120,7 +120,7 @@ TEST_CASE("load_text: missing, empty and binary files are errors") {
   CHECK_THROWS_AS(data::load_text("/dev/zero"), Error);
 }
 
-TEST_CASE("load_sources: in order of the path, without what is built") {
+TEST_CASE("load_sources: in order of the path, without build outputs") {
   TemporaryDirectory dir;
   const auto put = [&](const std::string& name, const std::string& text) {
     std::filesystem::create_directories((dir.path / name).parent_path());

@@ -77,7 +77,7 @@ TEST_CASE("token files: both formats come back") {
   CHECK(Tokens().to_vector().empty());
 }
 
-TEST_CASE("token files: what cannot be written is an error and changes nothing") {
+TEST_CASE("token files: ids that cannot be written are an error and change nothing") {
   TemporaryDirectory dir;
   const std::string path = dir.file("t.bin");
   CHECK_THROWS_WITH_AS(data::write_tokens(path, {}), Contains("no tokens"), Error);
@@ -96,7 +96,7 @@ TEST_CASE("token files: what cannot be written is an error and changes nothing")
   CHECK_THROWS_AS(Tokens({int64_t{1} << 31}), Error);
 }
 
-TEST_CASE("token files: hostile ones give errors") {
+TEST_CASE("token files: malformed ones give errors") {
   TemporaryDirectory dir;
   const std::string path = dir.file("bad.bin");
   const std::pair<std::string, const char*> cases[] = {
@@ -168,7 +168,7 @@ TEST_CASE("token files: one that is cut while it is in use is an error, not a cr
   CHECK(MappedFile(path).size() == 0);
 }
 
-TEST_CASE("tokens: positions of bad ids, and a hash that tells arrays apart") {
+TEST_CASE("tokens: positions of bad ids, and a hash that distinguishes arrays") {
   Ids ids = counting(10000);
   const uint64_t hash = data::check_tokens(Tokens(ids), 10000);
   CHECK(hash == data::check_tokens(Tokens(ids), 20000));
@@ -236,7 +236,7 @@ TEST_CASE("TokenDataset: the split, and how many tokens it takes") {
   }
 }
 
-TEST_CASE("TokenDataset: batch k is a function of seed and k, and y is x moved on by one") {
+TEST_CASE("TokenDataset: batch k is a function of seed and k, and y is x shifted by one") {
   TemporaryDirectory dir;
   const Ids ids = counting(50);
   data::write_tokens(dir.file("t.bin"), ids);
@@ -264,7 +264,7 @@ TEST_CASE("TokenDataset: batch k is a function of seed and k, and y is x moved o
   CHECK_THROWS_AS(one.batch(-1), Error);
 }
 
-TEST_CASE("TokenDataset: batches go into a step's own slots without allocation") {
+TEST_CASE("TokenDataset: batches are written into a step's own slots without allocation") {
   TokenDataset set(Tokens(counting(500)), {.vocab = 500, .block = 6, .batch = 5});
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
     auto difference = step([](const Tensor& x, const Tensor& y) { return (y - x).sum(); }, mode);

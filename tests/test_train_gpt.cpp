@@ -26,7 +26,7 @@ bool same_files(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-TEST_CASE("train_gpt: both modes lose the same, end the same and write the same sample") {
+TEST_CASE("train_gpt: both modes have the same losses, parameters and sample") {
   const StoryFolder p;
   for (const std::string dtype : {"float32", "bfloat16", "float16"}) {
     INFO(dtype);
@@ -137,7 +137,7 @@ TEST_CASE("train_gpt: a loss that is not finite stops the run and names what wen
   }
 }
 
-TEST_CASE("train_gpt: parameters that are not finite go to no checkpoint, though the loss was") {
+TEST_CASE("train_gpt: non-finite parameters are not saved, even if the loss was finite") {
   const StoryFolder p;
   const std::string ck = p.file("ck");
   write_text(ck, "mine");
@@ -151,7 +151,7 @@ TEST_CASE("train_gpt: parameters that are not finite go to no checkpoint, though
 
 // --- kills ---------------------------------------------------------------------------------------
 
-TEST_CASE("train_gpt: the interrupt key breaks off what follows a training that is saved") {
+TEST_CASE("train_gpt: the interrupt key ends the work that follows a saved training") {
   const StoryFolder p;
   std::vector<std::string> words = {"--sample", "1000000000", "--steps", "2", "--mode", "eager"};
   words.insert(words.end(), {"--checkpoint", p.file("ck"), "--data", p.file("story.txt"),

@@ -152,7 +152,7 @@ TEST_CASE("train_gpt: a wrong option says what was expected") {
   CHECK(run("train_gpt --help").status == 0);
 }
 
-TEST_CASE("train_gpt: token ids are nothing to a char model, a new or an old one") {
+TEST_CASE("train_gpt: a char model, new or loaded, refuses token ids") {
   const StoryFolder p;
   const std::string ck = p.file("ck"), ids = p.file("ids.bin"),
                     why = "holds token ids, which a char tokenizer does not explain";

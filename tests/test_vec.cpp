@@ -176,11 +176,11 @@ TEST_CASE("vec: bounded functions stay in [-1, 1], where unit_sin and unit_cos h
   CHECK(unit_violations(brrr::test::long_tests() ? 1 : 97) == 0);
 }
 
-TEST_CASE("vec: falling_exp has exp's bits where nothing is positive") {
+TEST_CASE("vec: falling_exp has exp's bits where no element is positive") {
   CHECK(falling_violations(brrr::test::long_tests() ? 1 : 97) == 0);
 }
 
-TEST_CASE("vec: what a mask has put at -infinity takes no product that underflows") {
+TEST_CASE("vec: masked elements at -infinity cause no product that underflows") {
   // Some processors take a hundred cycles for a denormal result.
   for (const float x : {-inf, -1e30f, -1e9f, -1e4f, -200.f, -0.5f, 0.f}) {
     volatile float at = x;  // Prevents constant folding.
@@ -195,7 +195,7 @@ TEST_CASE("vec: what a mask has put at -infinity takes no product that underflow
   }
 }
 
-TEST_CASE("vec: sin and cos give an argument the same bits whatever lies beside it") {
+TEST_CASE("vec: sin and cos give an argument the same bits, whatever its neighbours") {
   CHECK(near_violations(brrr::test::long_tests() ? 1 : 97) == 0);
 }
 
@@ -413,7 +413,7 @@ TEST_CASE("vec: reduce pairs lane i with i + 8, 4, 2, 1") {
         *std::max_element(x, x + 16));
 }
 
-TEST_CASE("vec: a vector taken apart into registers is the same again, in memory too") {
+TEST_CASE("vec: a vector split into registers and joined again is the same, in memory too") {
   const auto check = [](auto v) {
     using T = vx::Element<decltype(v)>;
     for (int i = 0; i < vx::lanes; ++i) v[i] = static_cast<T>(3 * i + 1);

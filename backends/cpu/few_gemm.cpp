@@ -158,8 +158,8 @@ template <int rows> void run(const Few& f, int64_t begin, int64_t end) {
 
 }  // namespace
 
-// Fitted to measurements on Zen 4. The alternative, small_gemm's tiles, must pack a right operand
-// but not a left one, so for a left one few lanes and terms of the squares may go unused.
+// Fitted to measurements on Zen 4. The alternative, small_gemm's tiles, packs a right operand but
+// not a left one, which is therefore taken only where few lanes and terms of squares go unused.
 bool has_few_rows(const Gemm& g) {
   if (g.m == 1 && g.n == 1) return g.k > kLongestChain && (g.trans_b || !g.trans_a);
   if (Few::reads_right(g)) return g.k >= kWidth * std::max<int64_t>(g.m, 3);

@@ -24,7 +24,7 @@ constexpr int64_t kTall = 64, kResults = 128 * 1024;  // Block of C: most tiles 
 constexpr int64_t kFlatTerms = 4;
 constexpr int64_t kLine = 16;             // Floats in a cache line.
 constexpr int64_t kDistant = 512 * 1024;  // Floats of a right operand that exceeds L2.
-constexpr int64_t kFar = 96 * 1024;       // The same for the right operand and C together.
+constexpr int64_t kFar = 96 * 1024;       // Of it and C; beyond, they exceed L2 with all else.
 // Pack the right operand if it has more rows than kFarRows (narrower panels gain earlier) or more
 // elements than L1 holds (kFarElements): rows a power of two apart map to a few cache sets.
 // 512-bit tiles with a transposed left operand read three lines of a row in 12 cycles, which L2
@@ -73,8 +73,8 @@ struct Plan {
   bool prefetch;     // Tiles prefetch operands; run_panel prefetches C and the next panel's source.
   bool far = false;  // Tiles prefetch operands, C and the next panel.
 
-  // Terms per pass over the panels: about kDepth, in parts of nearly equal length, or, for a sum
-  // beyond kLongestChain, one chain.
+  // Terms per pass over the panels: about kDepth, in parts of nearly equal length; one chain of a
+  // sum beyond kLongestChain; all where C is transposed, which is stored only once.
   int64_t depth() const {
     if (c_trans) return k;
     if (k > kLongestChain) return kChain;

@@ -212,7 +212,7 @@ static DeviceLimits measure(Keep& keep) {
       best = std::max(best, stream_like(1, array).gb_per_second);
     l.copies.push_back({2.0 * static_cast<double>(array), best});
   }
-  const bool sleeps = l.threads > cores;  // This thread then waits for its own workers' cores.
+  const bool sleeps = l.threads > cores;  // Waiting for its own workers: no sign of other load.
   keep = !whole ? Keep::Not : sleeps || watch.had_core() ? Keep::OnDisk : Keep::InProcess;
   return l;
 }

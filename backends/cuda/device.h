@@ -14,10 +14,10 @@ struct OpenDevice {
   Properties properties{};
   Stream* compute = nullptr;  ///< The main stream.
   Stream* capture = nullptr;  ///< Takes its place during a capture.
-  /// The second stream beside each of them, for exchanges with other processes (link.cpp).
+  /// A second stream for each of the two, for exchanges with other processes (link.cpp).
   Stream *compute_beside = nullptr, *capture_beside = nullptr;
   std::atomic<uint64_t> waits{0};  ///< How often a thread has blocked on the device.
-  /// The stream that this thread's work goes to now.
+  /// The stream on which this thread queues its work now.
   Stream* stream() const {
     if (beside) return capturing ? capture_beside : compute_beside;
     return capturing ? capture : compute;

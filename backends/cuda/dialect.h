@@ -1,4 +1,4 @@
-// The last part of the device prelude: what kernels use beside ops/vocabulary/vec_device.h. For
+// The last part of the device prelude: what kernels use besides ops/vocabulary/vec_device.h. For
 // NVRTC only; the emulator has its own version (tests/emulator/dialect.h).
 #ifndef BRRR_EMULATED
 
@@ -47,7 +47,7 @@ BRRR_VX unsigned shared_address(const void* p) {
 }
 // ldmatrix: loads four 8 x 8 matrices of 16-bit elements from shared memory. Lane l passes the
 // address of row l % 8 of matrix l / 8 and receives two adjacent elements of each matrix, as mma
-// takes them: of row l / 4 or, transposed (_turned), of column l / 4.
+// takes them: of row l / 4 or, transposed (.trans), of column l / 4.
 #define BRRR_VX_MATRICES(name, turn)                                                        \
   BRRR_VX void name(unsigned* r, const void* row) {                                         \
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" turn ".shared.b16 {%0, %1, %2, %3}, [%4];" \

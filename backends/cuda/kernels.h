@@ -30,7 +30,7 @@ void register_kernel(const KernelKey& key, Function* f);
 /// Loads machine code; `name` is for messages. Throws brrr::Error if there is no memory for it.
 Module* load_module(const std::string& code, const char* name);
 
-/// The text after what it may use beside the prelude (support.h).
+/// `text` preceded by what it may use besides the prelude (support.h).
 std::string with_support(const std::string& text);
 /// The text that a DeviceKernel is compiled from.
 std::string text_of(const DeviceKernel& k, const Variant& v);
@@ -38,7 +38,7 @@ std::string text_of(const DeviceKernel& k, const Variant& v);
 void run_kernel(const DeviceKernel& k, const Variant& v, const Grid& g, const void* arguments,
                 size_t bytes);
 
-/// The compiler's input: the text after those parts of the prelude that it uses. The prelude is
+/// The compiler's input: `text` preceded by the parts of the prelude that it uses. The prelude is
 /// cuda_prelude (CMakeLists.txt) and dialect.h, embedded at build time.
 std::string program_of(const std::string& text);
 

@@ -67,9 +67,9 @@ void* Pool::take(size_t bytes, const char* owner) {
   return block->first;
 }
 
-void* Pool::allocate(size_t asked, const char* owner) {
-  const size_t bytes = rounded(asked);
-  if (bytes < asked) return nullptr;
+void* Pool::allocate(size_t requested, const char* owner) {
+  const size_t bytes = rounded(requested);
+  if (bytes < requested) return nullptr;
   if (held_.on) {
     const auto same = [&](const auto& b) { return b.second == bytes; };
     auto& blocks = held_.here();
@@ -95,9 +95,9 @@ void* Pool::allocate(size_t asked, const char* owner) {
   return p;
 }
 
-void Pool::deallocate(void* p, size_t asked) noexcept {
+void Pool::deallocate(void* p, size_t requested) noexcept {
   if (!p) return;
-  const size_t bytes = rounded(asked);
+  const size_t bytes = rounded(requested);
   if (held_.on) return held_.here().emplace_back(p, bytes), void();
   const std::lock_guard lock(mutex_);
   stats_.live -= bytes;

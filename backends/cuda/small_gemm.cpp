@@ -84,7 +84,7 @@ using SideB = Side<(N & kAlongB) != 0, kTile.cols, kTile.c, N & kWideB ? 16 : 4>
 
 BLOCK_KERNEL(small_gemm, SmallGemm, kThreads) {
   DYNAMIC_SHARED(float, shared);
-  constexpr int kTurn = SideA::kFloats + SideB::kFloats, kResults = kTile.rows * kTile.cols;
+  constexpr int kBuffer = SideA::kFloats + SideB::kFloats, kResults = kTile.rows * kTile.cols;
   const unsigned across = (p.n + kTile.cols - 1) / kTile.cols;
   const unsigned tiles = (p.m + kTile.rows - 1) / kTile.rows * across, tile = blockIdx.x % tiles;
   const int top = tile / across * kTile.rows, first = tile % across * kTile.cols;
@@ -99,10 +99,10 @@ BLOCK_KERNEL(small_gemm, SmallGemm, kThreads) {
   a.fetch(shared, 0, p.k);
   b.fetch(shared + SideA::kFloats, 0, p.k);
   int now = 0;
-  for (int begin = 0; begin < p.k; begin += kTerms, now = kTurn - now) {
+  for (int begin = 0; begin < p.k; begin += kTerms, now = kBuffer - now) {
     await_copies();
     __syncthreads();
-    float* const next = shared + (kTurn - now);  // Copied while the current part is multiplied.
+    float* const next = shared + (kBuffer - now);  // Copied while the current part is multiplied.
     if (begin + kTerms < p.k) {
       a.fetch(next, begin + kTerms, p.k);
       b.fetch(next + SideA::kFloats, begin + kTerms, p.k);
@@ -162,9 +162,9 @@ int64_t shared_bytes(const GemmShape& s, const Tile& t) {
   const auto floats = [&](bool along, int64_t width) {
     return along ? width * (terms + 4) : terms * (width + 4);
   };
-  const int64_t turn = floats(!s.trans_a, t.rows) + floats(s.trans_b, t.cols);
+  const int64_t buffer = floats(!s.trans_a, t.rows) + floats(s.trans_b, t.cols);
   const int64_t sums = int64_t{t.groups} * t.rows * t.cols;
-  return 4 * std::max(2 * turn, sums);
+  return 4 * std::max(2 * buffer, sums);
 }
 
 // Small tiles where they do not fill the GPU; more threads per block for long sums. Measured on an

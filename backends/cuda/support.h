@@ -46,7 +46,7 @@ BRRR_VX bool in_range(char* fault, long i, long limit, long op) {
 }
 // In a program's text: the index i, which is reported if it is not in [0, n).
 #define checked(i, n) (in_range(p.fault, (i)[0], (n)[0], p.op), (i))
-// A Philox block of a draw. With `key` the seed is key[0] and the draw's number key[stride].
+// A Philox block of a draw. Of `key`, if given, long 0 is the seed and long `stride` the draw.
 BRRR_VX Words4 draw_words(const char* key, long stride, long seed, long draw, long block) {
   const long* words = (const long*)key;
   return words ? philox4(block, words[0], words[stride]) : philox4(block, seed, draw);

@@ -114,8 +114,8 @@ const char* version() {
 
 }  // namespace
 
-// Sets local_rank and local_size: this rank's number among the ranks on this machine that have its
-// affinity mask, and their count. Those are all ranks, or one where a launcher binds each apart.
+// Sets local_rank and local_size: this rank's place among the ranks on this machine that have its
+// affinity mask (all, if it is the machine's or a container's; one, if a launcher binds each rank).
 static bool find_place(brrr::Transport& t) {
   MPI_Comm here = MPI_COMM_NULL;
   int rank = 0, size = 1;

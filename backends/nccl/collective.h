@@ -33,7 +33,7 @@ struct Boundary {
   Failure (*send)(Communicator* c, const void* at, size_t bytes, int peer, Stream* s);
   Failure (*receive)(Communicator* c, void* at, size_t bytes, int peer, Stream* s);
   Failure (*end_group)();
-  /// Asynchronous errors since, if any. Any thread may call it.
+  /// The asynchronous error of the communicator, if any. Any thread may call it.
   Failure (*state)(Communicator* c);
 };
 

@@ -34,7 +34,7 @@ BRRR_DEVICE_STRUCT(CountArguments, { long* exchanges; });
 
 constexpr DeviceKernel count{"count", CountArgumentsText, 32, {R"(
 KERNEL(count, CountArguments, 32) {
-  volatile long* const done = p.exchanges;  // The host looks at it meanwhile.
+  volatile long* const done = p.exchanges;  // The host polls it meanwhile.
   if (threadIdx.x == 0) *done = *done + 1;
 })"}};
 

@@ -22,8 +22,7 @@ long* exchanges_done();
 /// Throws if a capture records what the calling thread queues.
 void refuse_capture(const std::string& what);
 
-/// Each sum is rounded as add_() rounds it. from[0] carries partial sums from one launch to the
-/// next.
+/// Each sum is rounded as add_() rounds it. from[0] carries partial sums between launches.
 void add_on_device(const SumPlan::Addition& sum, DType dtype);
 
 /// A sum over the ranks, or a half of it, that runs beside the computation. It may be repeated, in

@@ -75,8 +75,8 @@ bool connect_gpus() {
   own.linked = device_link::messages(why);
   const std::string identity = device_link::identity();
   identity.copy(own.identity, sizeof own.identity);
-  const auto said = static_cast<int64_t>(all.size() * sizeof own);
-  share("the GPUs of all ranks", Row(kUInt8, {{reinterpret_cast<char*>(all.data()), said}}));
+  const auto info_bytes = static_cast<int64_t>(all.size() * sizeof own);
+  share("the GPUs of all ranks", Row(kUInt8, {{reinterpret_cast<char*>(all.data()), info_bytes}}));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].linked) continue;
     if (e.rank() == 0) {

@@ -146,8 +146,8 @@ class Exchange {
   void retire(std::shared_ptr<Job> job);
   /// A tag for a job that all ranks begin in the same order.
   int next_tag();
-  /// The first of n consecutive tags, for messages that may be in flight beside others; all ranks
-  /// reserve in the same order. return_tags() gives them back.
+  /// The first of n consecutive tags, for messages that may be in flight together with others; all
+  /// ranks reserve in the same order. return_tags() gives them back.
   int reserve_tags(int n);
   void return_tags(int first, int n);
   /// Ends the run; prints the reason and the rank's number to stderr.

@@ -37,8 +37,8 @@ class Buckets : NotCopied {
   void begin(const Tensor& g, size_t k, const std::vector<Tensor>& before) const;
   /// Leaves the sum over the ranks in each gradient of `members` (ascending), all of which have
   /// begun. No rank gives the other members of their buckets. `before(k)`: what begin() was given.
-  /// `used` has for every member whether it has a gradient, then the number of steps since the last
-  /// sums: throws brrr::Error on all ranks unless theirs are the same.
+  /// `used`, unless empty, says for every member whether it has a gradient, and last the number of
+  /// steps since the last sums: throws brrr::Error on all ranks unless theirs are the same.
   void end(const std::vector<Tensor>& gradients, const std::vector<size_t>& members,
            const std::function<std::vector<Tensor>(size_t)>& before,
            const std::vector<uint8_t>& used = {}) const;

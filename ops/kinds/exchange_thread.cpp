@@ -229,15 +229,15 @@ class Exchange::Thread {
     }
     if (!late) return;
     report_all();
-    std::string words;
+    std::string awaited;
     for (const size_t r : missing) {
       const char* state = peers_[r].report.c_str();
       if (!*state && now_s() - reported_at_ < kAnswerSeconds) return;
-      words += fmt::format("{}rank {}, which {}{}", words.empty() ? "" : "; ", r,
-                           *state ? "is " : "", *state ? state : "does not answer");
+      awaited += fmt::format("{}rank {}, which {}{}", awaited.empty() ? "" : "; ", r,
+                             *state ? "is " : "", *state ? state : "does not answer");
     }
     brrr::fail("{}: waited {:.0f} s for {} ({}BRRR_DIST_LIMIT sets the seconds)", job.what,
-               e_.limit_s_.load(), words.empty() ? "this rank's part" : words,
+               e_.limit_s_.load(), awaited.empty() ? "this rank's part" : awaited,
                e_.check_ ? "" : "BRRR_DIST_CHECK=1 compares the calls, ");
   }
 

@@ -116,7 +116,7 @@ int64_t choose_forms(const Iteration& it, Form* form) {
 
 // In a transposed operand adjacent elements belong to consecutive rows. It is read a cache line at
 // a time, for as many rows at once as a line has elements; for more if rows are short.
-constexpr int kMaxTransposed = 4;
+constexpr int kMaxTransposed = 4;  // Operands; further ones are loaded with their stride.
 
 const int64_t* read_strides(const Iteration& it, int k) {
   const PointwiseOperand& o = it.operands[k];
@@ -345,15 +345,15 @@ void pointwise_run(OpCall& c) {
     load_splat(it.compute, splats[i], o.dtype, o.base);
     o.base = splats[i];
   }
-  const bool across = place_transposed_dim(it);
+  const bool transposed = place_transposed_dim(it);
   const int64_t n = it.size[it.ndim - 1];
   if (it.ndim == 1) {
     return parallel_for(n, kGrain, [&](int64_t b, int64_t e) { run_rows(it, 0, 1, b, e - b); });
   }
   Short form[kMost];
-  const bool in_short = !across && choose_short(it, form);
+  const bool in_short = !transposed && choose_short(it, form);
   parallel_for(it.numel / n, std::max<int64_t>(1, kGrain / n), [&](int64_t b, int64_t e) {
-    across     ? run_transposed(it, b, e, n)
+    transposed ? run_transposed(it, b, e, n)
     : in_short ? run_short(it, form, b, e)
                : run_rows(it, b, e, 0, n);
   });

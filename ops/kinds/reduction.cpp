@@ -69,7 +69,7 @@ void reduction_infer(OpCall& c) {
   const IntList sizes = x.size_list();
   const auto a = c.attrs.as<ReductionAttrs>();
   BRRR_CHECK(!traits.needs_elements || reduced_count(sizes, a.mask) > 0,
-             "{}: {} has no elements to reduce, and no elements have no {}; give a shape without 0",
+             "{}: {} has no elements to reduce, for which {} is undefined; give a shape without 0",
              c.op->name, describe(&x), c.op->name);
   const bool widen = traits.result == ReductionResult::Wide && !is_floating(x.dtype);
   const DType t = traits.result == ReductionResult::Bool ? kBool : widen ? kInt64 : x.dtype;

@@ -19,8 +19,8 @@ static Tensor expanded_to(const Tensor& g, const IntList& sizes, const OpDef& op
   for (int d = 0; fits && d < own.size(); ++d) fits = own[d] == sizes[d] || own[d] == 1;
   BRRR_CHECK(
       fits,
-      "{}: the gradient lambda gives {} for {}, which is {}; sum up with row::over_rows what "
-      "the rows share, with row::sum a number of each row, with row::total a single one",
+      "{}: the gradient lambda gives {} for {}, which is {}; reduce it with row::over_rows for "
+      "an operand that the rows share, row::sum for a scalar per row, row::total for a single one",
       op.name, describe(g.impl()), name_of_input(*op.row, input), to_string(sizes));
   return expand(g, sizes).contiguous();
 }

@@ -220,8 +220,8 @@ template <class V> struct Reading {
   template <class F, class E> static PerRow<V> fold(E&& e, double identity) {
     using T = std::decay_t<E>;
     static_assert(T::level != Level::Number,
-                  "a number of the whole call has no row to fold; for a "
-                  "sum multiply it by row::count() of an operand");
+                  "a single number has no row to fold; for its sum over a "
+                  "row multiply it by row::count() of an operand");
     const V init = vx::splat(static_cast<Lane<V>>(identity));
     const Combined<F> combine;
     Block<V>& b = *e.block();
@@ -259,7 +259,7 @@ template <class V> struct Reading {
   template <class E> static Columns<E> over_rows(const E& e) { return {e}; }
   template <class E> static Total<V, E> total(const E& e) {
     static_assert(E::level < Level::Element,
-                  "row::total adds up a number of each row: of elements, take row::sum first");
+                  "row::total adds up a scalar per row; reduce elements with row::sum first");
     return Total<V, E>(e);
   }
 

@@ -99,7 +99,7 @@ struct RowTensor::Reading {
   }
 };
 
-// --- numbers -------------------------------------------------------------------------------------
+// --- doubles -------------------------------------------------------------------------------------
 
 struct RowNumbersReading;
 /// rows x columns doubles, or bools of a mask; either extent is 1 if the value does not vary in

@@ -44,8 +44,8 @@ template <class V, int n> struct TogetherReading {
   template <class E> static E constant(const E& e) { return e; }
 };
 
-/// `lanes` elements of the rows from element `at` on, or the scalars of those rows. An absent
-/// operand reads as 0.
+/// `lanes` elements of the rows from element `at` on, or the scalars of those rows. A null
+/// operand, which is not needed, reads as 0.
 template <class V, int n, Operand O>
 [[gnu::always_inline]] inline Together<V, n> together_operand(const RowSource& s, int k, int64_t at,
                                                               int lanes) {

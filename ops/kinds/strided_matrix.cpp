@@ -111,19 +111,19 @@ void StridedMatrix::load(const char* base, DType ct, Box& b, char* to) const {
   b.ndim = merge_dims(b.ndim, b.size, 2, -1, [&](int k) { return k == 0 ? b.in : b.out; });
   if (b.out[b.ndim - 1] != 1) b.dim(1, 1, 1);
   const int last = b.ndim - 1,
-            across = transposed_dim(b.ndim, b.size, 1, [&](int) { return b.in; });
+            row_dim = transposed_dim(b.ndim, b.size, 1, [&](int) { return b.in; });
   const int64_t n = b.size[last], stride = b.in[last];
   int64_t outer = 1, rows = 1, pitch = 0;
-  if (across >= 0) {
-    rows = b.size[across], pitch = b.out[across];
-    b.size[across] = 1;
+  if (row_dim >= 0) {
+    rows = b.size[row_dim], pitch = b.out[row_dim];
+    b.size[row_dim] = 1;
   }
   for (int d = 0; d < last; ++d) outer *= b.size[d];
   DimWalk<2> walk(last, b.size, {b.in, b.out}, 0);
   for (int64_t o = 0; o < outer; ++o, walk.next()) {
     const char* const from = base + walk.at[0] * item;
     char* const at = to + walk.at[1] * width;
-    if (across < 0) {
+    if (row_dim < 0) {
       load_tile(ct, at, dtype_, from, stride, n);
       continue;
     }

@@ -8,16 +8,16 @@
 
 namespace brrr {
 
-/// An operand lies across an iteration (is transposed in it) if its inner stride is
-/// kTransposedStride or more and kTransposedRows or more rows are adjacent in it; with less a block
-/// does not pay.
+/// An operand is transposed in an iteration if its stride along the innermost dim is at least
+/// kTransposedStride and at least kTransposedRows rows are adjacent in it; with less a block does
+/// not pay.
 inline constexpr int64_t kTransposedStride = 8, kTransposedRows = 16;
-/// Whether an operand with these strides does, if dim `dim` numbers the rows.
+/// Whether an operand with these strides is transposed, if dim `dim` numbers the rows.
 inline bool is_transposed(int ndim, const int64_t* size, const int64_t* stride, int dim) {
   return stride[dim] == 1 && size[dim] >= kTransposedRows && stride[ndim - 1] >= kTransposedStride;
 }
-/// The dim along which one of `count` operands does, or -1. `read(k)`: the strides of operand k, or
-/// null if it is not read from memory.
+/// The dim along which the first transposed one of `count` operands is contiguous, or -1.
+/// `read(k)`: the strides of operand k, or null if it is not read from memory.
 template <class Read>
 int transposed_dim(int ndim, const int64_t* size, int count, const Read& read) {
   for (int k = 0; k < count; ++k) {

@@ -5,9 +5,8 @@
 
 namespace brrr::program {
 
-/// An argument of a launch: the address of a window's first element, of a control word, or of the
-/// kernel's scratch memory; the length of a row; or load_transposed_block()
-/// (ops/kinds/strided_matrix.h).
+/// An argument of a launch: the address of a window's first element, a control word or the kernel's
+/// scratch memory; a row's length; or load_transposed_block() (ops/kinds/strided_matrix.h).
 struct CpuArgument {
   enum Kind : uint8_t { Window, Number, Scratch, Length, Across } kind;
   int which = 0;  ///< Index into the program's windows or numbers.

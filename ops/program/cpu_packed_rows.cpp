@@ -1,7 +1,7 @@
 // The CPU's kernel of a program whose rows are so short that a vector holds several, or exactly
 // one: a walk over elements, in which a fold ends where a row does. A per-row scalar is in all
 // lanes of its row. Programs without folds, but with per-row scalars or elements that rows share,
-// are walked so as well; without per-row scalars their rows may be of any length below a vector's:
+// are printed so as well; without per-row scalars their rows may be of any length below a vector's:
 // the shared row is read from a copy that is followed by its beginning again.
 #include "ops/program/cpu_text.h"
 #include "ops/vocabulary/vec_fold.h"
@@ -78,7 +78,7 @@ class PackedRows : public CpuText {
   }
 
  private:
-  // Copies the shared rows, and beyond them as far as a vector from the last element on reaches.
+  // Copies each shared row, repeated so that a whole vector can be loaded from any of its elements.
   void copy_rows() {
     for (int w = 0; w < windows(); ++w) {
       if (layout_of(source_, source_.window(w)) != Layout::SharedRow) continue;

@@ -73,8 +73,7 @@ class CpuText : protected Printer {
   void store_scalars(const Statement& s, const std::string& place, const std::string& value,
                      const std::string& count);
   void store_scalar(const Statement& s);
-  /// The address of vector u of a body in the row of `pointer`; a body adds `i` only once per
-  /// pointer.
+  /// The address of vector u of a body in the row at `pointer`, to which a body adds `i` only once.
   std::string address(const std::string& pointer, int u, bool tail);
   virtual void at_body(int /*unroll*/) {}
   /// Ends the text of a launch.

@@ -151,7 +151,7 @@ class DeviceRowText : protected Printer {
 
   // --- what is left of rows ----------------------------------------------------------------------
 
-  // Of values that depend on no row; with totals, once nothing reads the memory they may overwrite.
+  // Stores values that depend on no row; with totals, only once nothing reads what this overwrites.
   void store_uniform(const char* before) {
     for (int id : made_.live) {
       if (is_scalar_store(id) && is_uniform(id)) text_ += before + stored(id) + ";\n";

@@ -141,17 +141,17 @@ RowWalk plan_rows(Space& space, std::span<Window> windows, const RowTraits& trai
   if (traits.columns) walk.steps = steps_of(walk);
   // Places in a row are independent: a lane takes one group. But a per-row scalar that is stored
   // belongs to one walker.
-  const bool apart =
+  const bool independent =
       traits.columns && !traits.folds && std::ranges::none_of(windows, [&](const Window& w) {
         return w.stored && w.stride[space.ndim - 1] == 0;
       });
-  if (apart) longest = kWarp * walk.group();
+  if (independent) longest = kWarp * walk.group();
   if (traits.split) longest = kLongestPiece;
   if (traits.split || (longest && walk.n > longest)) cut(walk, space, windows, outer, longest);
   const auto groups = static_cast<uint64_t>(walk.n / walk.group());
-  walk.log_lanes = apart   ? std::countr_zero(std::bit_ceil(groups))
-                   : whole ? 10
-                           : log_lanes_of(walk.n);
+  walk.log_lanes = independent ? std::countr_zero(std::bit_ceil(groups))
+                   : whole     ? 10
+                               : log_lanes_of(walk.n);
   walk.ndim = space.ndim;
   walk.even = traits.columns && space.ndim > 1 && walk.matrix == space.size[space.ndim - 2];
   // An index in a row is multiplied by 8 at most.

@@ -27,7 +27,7 @@ template <class T, int N> BRRR_VX void give(char* p, const T (&v)[N]) {
     *(Pack<T, step>*)(p + k * sizeof(T)) = raw;
   }
 }
-// The same elements one by one, `stride` bytes behind each other.
+// The same for elements that are `stride` bytes apart, one by one.
 template <class T, int N> BRRR_VX void take_each(T (&v)[N], const char* p, long stride) {
 #pragma unroll
   for (int k = 0; k < N; ++k) v[k] = *(const T*)(p + k * stride);
@@ -40,8 +40,8 @@ template <class T, int N> BRRR_VX T* shared_room() {
   __shared__ T all[N];
   return all;
 }
-// What the lanes of a walker have, combined: the same bits in each lane, as the lower lane always
-// comes first. All threads of the block take part.
+// Combines x over the lanes of a walker: every lane gets the same bits, as the lower lane is always
+// the first operand. All threads of the block take part.
 template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
 #pragma unroll
   for (int d = (kLanes < 32 ? kLanes : 32) / 2; d > 0; d /= 2) {
@@ -49,23 +49,23 @@ template <int kLanes, class V, class C> BRRR_VX V across(V x, C combine) {
     x = threadIdx.x & d ? combine(other, x) : combine(x, other);
   }
   if constexpr (kLanes > 32) {
-    constexpr int warps = kLanes > 32 ? kLanes / 32 : 1;  // NVRTC looks at what is not taken, too.
+    constexpr int warps = kLanes > 32 ? kLanes / 32 : 1;  // NVRTC checks untaken branches too.
     auto* const partial = shared_room<decltype(V::v), 32>();
-    __syncthreads();  // Its last use is over.
+    __syncthreads();  // Earlier uses of `partial` are done.
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x.v;
     __syncthreads();
     x = across<warps>(V(partial[threadIdx.x % warps]), combine);
   }
   return x;
 }
-// What some slots have of each of some columns, combined, in the threads of slot 0: neighbouring
-// lanes take the slots of a column.
+// Combines x over the slots of each column; the threads of slot 0 get the results. Neighbouring
+// lanes combine the slots of one column.
 template <int kSlots, int kColumns, class V, class C> BRRR_VX V down(V x, C combine) {
   if constexpr (kSlots > 1) {
     auto* const partial = shared_room<decltype(V::v), 32 * 33>();
     constexpr int step = kColumns + 1;
     const int column = threadIdx.x / kSlots, slot = threadIdx.x % kSlots;
-    __syncthreads();  // Its last use is over.
+    __syncthreads();  // Earlier uses of `partial` are done.
     partial[threadIdx.x / kColumns * step + threadIdx.x % kColumns] = x.v;
     __syncthreads();
     x = across<kSlots>(V(partial[slot * step + column]), combine);
@@ -150,9 +150,9 @@ class RowText : DeviceRowText {
     }
     if (totals_.empty()) store_uniform("if (walker == 0 && lane == 0) ");
   }
-  // Declares the walker whose rows are read, `name`, and whether it has any, one of `all`: the
-  // first walker of a warp stands in for those beyond the end, unless they need not go on with it.
-  // Nothing reads what another warp may be writing.
+  // Declares `name`, the walker whose rows are read, and `there`, whether this walker is one of
+  // `all`. Where walkers share a warp, the warp's first stands in for those beyond the end, so that
+  // nothing reads what another warp may be writing; else those beyond the end return.
   void find_walker(const char* name, const char* there, const char* all) {
     if (shares_warps()) {
       print(
@@ -291,7 +291,7 @@ class RowText : DeviceRowText {
   // is the array extent for the rows that are loaded together, in the loop that `begin` opens.
   template <class F> void preload(int d, int groups, const std::string& rows, const F& begin) {
     std::string loads;
-    // More of them would leave fewer warps.
+    // More registers would leave fewer resident warps.
     int room = walk_.threads() > kDeviceThreads ? walk_.spare : 32;
     if (walk_.group() == 1) room = std::min(room, walk_.spare - 64);
     for (int id : pass_of(d).list) {

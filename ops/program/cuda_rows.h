@@ -1,6 +1,6 @@
 #pragma once
 // A program with rows for a GPU: which walkers take which rows, the text of its kernels, and the
-// argument struct of their launches. A walker is a number of threads, its lanes, that share rows.
+// argument struct of their launches. A walker is a set of threads, its lanes, that share rows.
 //
 // THE ORDER of a fold is a function of sizes alone, in a row op, a reduction or a fused group.
 // - A row of n elements is cut into groups of 4 neighbours (2, 1 where n is no multiple of that).

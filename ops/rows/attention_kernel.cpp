@@ -83,9 +83,9 @@ constexpr int64_t kCausalRows = 16;
 // Calls f(key, n, lane) for each group of n keys that are multiplied at a time; queries before
 // `lane` see none of them.
 template <class T, class F> void for_keys(const AttentionHead<T>& h, const Tile& p, const F& f) {
-  const int64_t apart = p.row - p.col, group = h.causal ? kCausalRows : p.cols;
+  const int64_t offset = p.row - p.col, group = h.causal ? kCausalRows : p.cols;
   for (int64_t key = 0; key < p.cols; key += group) {
-    f(key, std::min(group, p.cols - key), h.causal ? std::max<int64_t>(0, key - apart) : 0);
+    f(key, std::min(group, p.cols - key), h.causal ? std::max<int64_t>(0, key - offset) : 0);
   }
 }
 

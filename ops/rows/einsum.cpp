@@ -37,7 +37,7 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 
 // --- reading the equation ------------------------------------------------------------------------
 
-constexpr char kEllipsis = '.';  // Stands for "..." until an operand tells its number of dims.
+constexpr char kEllipsis = '.';  // Stands for "..." until the operands give its number of dims.
 
 Equation read_equation(const std::string& equation) {
   Equation e{equation, {""}, {}};

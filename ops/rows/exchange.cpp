@@ -70,19 +70,19 @@ struct BucketUses final : Job {
   [[noreturn]] void refuse() const {
     compare_steps();
     constexpr int most = 4;
-    std::string said;
+    std::string text;
     int differ = 0;
     for (size_t k = names.size(); k-- > 0;) {  // In the model's order: members are in backward's.
       const auto with = ranks_with(k, true), without = ranks_with(k, false);
       if (with.empty() || without.empty() || ++differ > most) continue;
-      said += fmt::format("{}{} on rank {}, not on {}", said.empty() ? "" : "; ", names[k],
+      text += fmt::format("{}{} on rank {}, not on {}", text.empty() ? "" : "; ", names[k],
                           fmt::join(with, ", "), fmt::join(without, ", "));
     }
-    if (differ > most) said += fmt::format("; and {} more", differ - most);
+    if (differ > most) text += fmt::format("; and {} more", differ - most);
     brrr::fail(
         "DataParallel: some ranks only have gradients of some parameters: {}. Use the same ones on "
         "all ranks; 0.0 * p.sum() in the loss uses p and adds nothing",
-        said);
+        text);
   }
 };
 

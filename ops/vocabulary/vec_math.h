@@ -285,8 +285,8 @@ BRRR_VX Reduced reduce_cos(f32 x) {  // cos(x) = (-1)^j sin((j + 1/2) pi - x)
   return {near, fma(h, pi_3, near), (i32)k << 31};
 }
 
-// The same for huge arguments: the product with the relevant bits of 1/pi, in integers (Payne and
-// Hanek). For cosine half a turn of sin is subtracted first. Rare, so lane by lane and out of line.
+// The same with some huge arguments: the product with the relevant bits of 1/pi, in integers (Payne
+// and Hanek). For cosine half a turn of sin is subtracted first. Rare: lane by lane, not inlined.
 BRRR_VX_COLD void sin_huge(const f32* x, f32* y, bool cosine) {
   static const unsigned long inv_pi[5] = {0x517cc1b7, 0x27220a94fe13abe8, 0xfa9a6ee06db14acc,
                                           0x9e21c820ff28b1d5, 0};

@@ -1,8 +1,8 @@
 """Single ops of brrr and PyTorch on the CPU, eagerly, as `./brrr bench --ops` runs them.
 
 bench_ops and PyTorch run one after the other, each in a fresh process on the same CPUs, all ops in
-each round. What counts is the least of the rounds: what disturbs a machine makes times longer. An
-op whose mean result is not brrr's is left out. Figures below 1 are ops that PyTorch does faster.
+each round. The least of the rounds counts, as disturbances only make times longer. An op whose
+mean result is not brrr's is left out. Figures below 1 are ops that PyTorch does faster.
 """
 import argparse
 import json

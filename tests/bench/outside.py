@@ -1,10 +1,10 @@
-"""What graph mode gains, told by the programs and by the clock on the wall.
+"""The gain of graph mode, by the programs' own times and by wall-clock time.
 
-Each model trains in whole runs of train_mlp or train_gpt, eager and graph in turns, short and long
-ones. Outside, a step's time is the difference between a long run and a short one over the steps
-between: what both need once, such as making the data, cancels. Inside it is the program's own time of
-a step, the median of its lines (--log). The two ratios of eager to graph should be the same within
-5 %: else a program measures something other than what its user waits for.
+Each model trains in whole runs of train_mlp or train_gpt, eager and graph in turns, short and long.
+"Outside", a step's time is that of a long run less that of a short one, over the difference of
+their steps: one-time costs, such as making the data, cancel. "Inside", it is the time that the
+program itself reports for a step, the median of its lines (--log). The two ratios of eager to graph
+should be the same within 5 %: else a program measures something other than what its user waits for.
 """
 import argparse
 import json
@@ -34,16 +34,16 @@ def run(case, mode, steps, options, log):
     command, _ = CASES[case]
     if os.path.exists(log):
         os.remove(log)
-    words = [str(ROOT / "build/release/bin" / command[0]), *command[1:], "--mode", mode, "--threads",
-             "1", "--steps", str(steps), "--log-every", str(max(1, steps // 20)), "--log", log]
+    argv = [str(ROOT / "build/release/bin" / command[0]), *command[1:], "--mode", mode, "--threads",
+            "1", "--steps", str(steps), "--log-every", str(max(1, steps // 20)), "--log", log]
     begin = time.monotonic()
-    done = subprocess.run(words, cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
+    done = subprocess.run(argv, cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           preexec_fn=lambda: os.sched_setaffinity(0, {options.cpu}))
     seconds = time.monotonic() - begin
     if done.returncode:
-        said = done.stdout.strip().splitlines()
-        sys.exit(f"outside: {' '.join(words)}: {said[-1] if said else done.returncode}")
+        lines = done.stdout.strip().splitlines()
+        sys.exit(f"outside: {' '.join(argv)}: {lines[-1] if lines else done.returncode}")
     return seconds
 
 
@@ -77,7 +77,7 @@ def main():
     parser = argparse.ArgumentParser(prog="./brrr bench --outside", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="5 if not given")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of steps; 1")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the numbers of steps; 1")
     parser.add_argument("--only", action="append", metavar="TEXT", help="cases with TEXT in their name")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args()

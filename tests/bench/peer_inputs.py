@@ -1,7 +1,7 @@
-"""What the peers of bench_gpu and bench_steps share: weights and batches, timing, figures.
+"""Shared by the peers of bench_gpu and bench_steps: weights and batches, timing, figures.
 
-A program's figures are in its file from begin() on and after each of them, so that whatever ends it
-leaves those before. With --resume it goes on with the file of a run that was stopped.
+A program's file is written by begin() and after each figure, so that an aborted program keeps its
+earlier figures. With --resume it continues the file of a run that was stopped.
 """
 import argparse
 import json
@@ -37,7 +37,7 @@ def arguments(about, **inputs):
 
 
 def begin(options, about):
-    """Starts the report with `about`, what measures; resumes an earlier report with the same."""
+    """Starts the report with `about`, the program; --resume continues one with the same `about`."""
     global report_path
     report_path = path = options.json
     if options.resume and path and os.path.exists(path):

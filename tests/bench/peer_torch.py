@@ -1,5 +1,5 @@
-"""What bench_gpu measures, in PyTorch: eagerly and, for the steps, through torch.compile and as
-one CUDA graph captured by hand. What bench_steps measures on the CPU: eagerly and through
+"""The measurements of bench_gpu in PyTorch, eagerly and, for the steps, through torch.compile and
+as one CUDA graph captured by hand; those of bench_steps on the CPU, eagerly and through
 torch.compile. AdamW is the fused one throughout.
 
 Started by torchrun, several processes make the steps together on the CPU: DistributedDataParallel

@@ -1,9 +1,9 @@
 """Training steps of brrr, libtorch, PyTorch, JAX on the CPU, as `./brrr bench --peers` runs them.
 
-Everybody starts from the same weights and batch, which bench_steps writes. For each step, in each
+All programs start from the same weights and batch, which bench_steps writes. For each step, in each
 round, bench_steps and the peers run one after the other, each in a fresh process on the same CPUs.
-Whose first losses are not brrr's is left out. What counts is the median of the rounds; a ratio is
-the median of the rounds' own ratios, so that a slow spell of the machine cancels.
+A program whose first losses differ from brrr's is left out. The median of the rounds counts; a ratio
+is the median of the rounds' own ratios, so that a slow spell of the machine cancels.
 """
 import argparse
 import json
@@ -84,7 +84,7 @@ def parser_of(name, about, rounds, seconds, program):
 def options_of(arguments):
     parser = parser_of("peers", __doc__, 3, 0.5, "bench_steps")
     parser.add_argument("--threads", type=positive(int), default=1,
-                        help="of everybody; 1 if not given")
+                        help="of every program; 1 if not given")
     parser.add_argument("--only", action="append", metavar="TEXT",
                         help="steps with TEXT in their name, such as 'MLP' or 'batch 8'")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
@@ -107,8 +107,8 @@ def run(command, options):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           preexec_fn=lambda: os.sched_setaffinity(0, options.cpus))
     if done.returncode:
-        said = done.stdout.strip().splitlines()
-        raise RuntimeError(said[-1] if said else f"status {done.returncode}")
+        lines = done.stdout.strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else f"status {done.returncode}")
     return done.stdout
 
 

@@ -1,6 +1,6 @@
 """A training step on one process and on several, brrr's and PyTorch's, as `./brrr bench --ranks`
 runs them: brrr by mpirun, PyTorch's DistributedDataParallel over gloo by torchrun, each process with
-one thread and a core of its own, in turns, from the same weights, losses compared first. A ratio is
+one thread and its own core, interleaved, from the same weights, losses compared first. A ratio is
 the median of the rounds' own ratios.
 """
 import os

@@ -121,7 +121,7 @@ TEST_SUITE("device") {
     CHECK(same_bits(last.narrow(0, 0, 2).clone(), last.narrow(0, 2, 2).clone()));
   }
 
-  TEST_CASE("device: an eager pass takes no memory that the last one has not, and copies nothing") {
+  TEST_CASE("device: an eager pass reuses the memory of the last one, and copies nothing") {
     if (!linked()) return;
     Squares model(kCUDA);
     dist::DataParallel ddp(model, {.bucket_bytes = 200});
@@ -212,7 +212,7 @@ TEST_SUITE("device") {
   }
 
   // Ends the run: a rank waits for the GPU, which the stand-in would allow for longer.
-  TEST_CASE("zz stuck: a rank that does not come ends the run of those whose GPU waits") {
+  TEST_CASE("zz stuck: a rank that never arrives ends the run of those whose GPU waits") {
     if (!linked()) return;
     const Tensor x = ones({4}, kFloat32, kCUDA);
     dist::all_reduce(x).to(kCPU);
@@ -222,7 +222,7 @@ TEST_SUITE("device") {
   }
 
   // Must be last: once messages have failed, all later ones fail.
-  TEST_CASE("zz device: a peer that sends another size is an error in words on every rank") {
+  TEST_CASE("zz device: a peer that sends another size is an error with a message on every rank") {
     if (!linked() || !test::counters()) return;
     const int64_t n = dist::rank() == 0 ? 4 : 6;
     const std::string said = error_of([&] { dist::all_reduce(zeros({n}, kFloat32, kCUDA)); });

@@ -107,7 +107,7 @@ TEST_CASE("collectives: gradients are those of one function of all ranks' values
   CHECK(same_bits(root, me == 0 ? weight_sum(sizes) : zeros_like(root)));
 }
 
-TEST_CASE("collectives: no memory budget has one made anew") {
+TEST_CASE("collectives: none is recomputed, whatever the memory budget") {
   const auto function = [](const Tensor& x) {
     const Tensor sum = dist::all_reduce(x * 2.0);
     Tensor h = matmul(sum, x);
@@ -154,7 +154,7 @@ TEST_CASE("check_alike: a line may have an end of line in it") {
 }
 
 TEST_CASE(
-    "DataParallel: steps on all ranks are alike, eager and recorded, with buckets of any size") {
+    "DataParallel: all ranks' steps are the same, eager and recorded, with buckets of any size") {
   for (const bool rare : {true, false}) {
     std::vector<char> expected;
     for (const int64_t bucket : {0, 1, 700, 1 << 20}) {
@@ -303,7 +303,7 @@ TEST_CASE("DataParallel: a backward pass that would not be exchanged is refused"
   next.train(x);
 }
 
-TEST_CASE("DataParallel: an optimiser that was there before it is refused") {
+TEST_CASE("DataParallel: an optimiser created before it is refused") {
   Net net;
   optim::SGD opt(net.parameters(), {.lr = 0.1});
   dist::DataParallel ddp(net, {.shard_optimizer = true});

@@ -122,7 +122,7 @@ TEST_CASE("a process that a rank forks ends as any other does, and exchanges not
 #endif
 
 // The last ones, each in a run of its own (messages.sh): they end it.
-TEST_CASE("zz fault: an exception that nobody catches") {
+TEST_CASE("zz fault: an exception that is not caught") {
   if (dist::rank() == 1) std::thread([] { fail("bad thing on purpose"); }).join();
   sleep_s(20);
 }
@@ -133,14 +133,14 @@ static std::shared_ptr<dist::Job> share_job(const char* what, int tag, char* byt
   return job;
 }
 
-TEST_CASE("zz fault: a job that nobody waits for, and whose peer does not come") {
+TEST_CASE("zz fault: a job that is not waited for, and whose peer never arrives") {
   auto& e = dist::Exchange::get();
   static char bytes[2];  // Still in flight when the case ends.
   const int tag = e.reserve_tags(2) + dist::rank();
   e.start(share_job("the lost one", tag, bytes));
 }
 
-TEST_CASE("zz fault: a collective of its own while the others are in a bucket") {
+TEST_CASE("zz fault: a collective on one rank while the others are in a bucket") {
   auto& e = dist::Exchange::get();
   char bytes[2] = {};
   const auto job = share_job("bucket 0", e.reserve_tags(1), bytes);
@@ -167,7 +167,7 @@ TEST_CASE("zz fault: a step that one rank alone verifies") {
   step(ones({1, 2}));
 }
 
-TEST_CASE("zz fault: the last one has ended its program, and all others miss it") {
+TEST_CASE("zz fault: the last rank has ended its program while all others wait for it") {
   if (dist::rank() == dist::size() - 1) return;
   const std::string said = error_of([] { dist::all_reduce(ones({3})); });
   std::fprintf(stderr, "rank %d: %s\n", dist::rank(), said.c_str());

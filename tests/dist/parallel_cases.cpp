@@ -89,7 +89,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("DataParallel: destroyed by another thread, it is gone from the one that trained, too") {
+TEST_CASE("DataParallel: destroyed by another thread, it is removed from the training one too") {
   Two net, other;
   auto ddp = std::make_unique<dist::DataParallel>(
       net, dist::DataParallelOptions{.accumulate = 2, .in_order = false});
@@ -115,7 +115,7 @@ TEST_CASE("DataParallel: another model's zero_grad() restarts no step, whatever 
   CHECK(error_of([&] { opt.step(); }).empty());
 }
 
-TEST_CASE("DataParallel: more passes than can be kept apart are refused") {
+TEST_CASE("DataParallel: more passes than can be distinguished are refused") {
   Two net;
   const auto make = [&](bool in_order) {
     return error_of([&] { dist::DataParallel(net, {.accumulate = 129, .in_order = in_order}); });
@@ -135,7 +135,7 @@ TEST_CASE("DataParallel: clipping is the same however gradients are kept, in one
   });
 }
 
-TEST_CASE("DataParallel: no step takes a gradient that was cleared, by whomever") {
+TEST_CASE("DataParallel: no step uses a gradient that was cleared, by any caller") {
   for (const int way : {0, 1, 2}) {
     check_shards([&](Run& run) {
       for (int i = 0; i < 6; ++i) {
@@ -149,7 +149,7 @@ TEST_CASE("DataParallel: no step takes a gradient that was cleared, by whomever"
   }
 }
 
-TEST_CASE("DataParallel: what is frozen for a step has the zeros that zero_grad(false) leaves") {
+TEST_CASE("DataParallel: parameters frozen for a step keep the zeros of zero_grad(false)") {
   check_shards([](Run& run) {
     for (int i = 0; i < 8; ++i) {
       for (const Tensor& p : run.net.out.parameters()) p.set_requires_grad(i % 4 < 2);
@@ -161,7 +161,7 @@ TEST_CASE("DataParallel: what is frozen for a step has the zeros that zero_grad(
   });
 }
 
-TEST_CASE("DataParallel: what one rank draws between steps changes none of them") {
+TEST_CASE("DataParallel: draws of one rank between steps do not change the steps") {
   const auto train = [](bool draws) {
     manual_seed(5);
     Net net;
@@ -265,7 +265,7 @@ TEST_CASE("DataParallel: a state that does not fit some rank is loaded by none")
   }
 }
 
-TEST_CASE("DataParallel: the norm of parts has the bits of the whole one's") {
+TEST_CASE("DataParallel: the norm of sharded gradients has the bits of that of whole ones") {
   if (ranks() == 1) return;
   constexpr int64_t chunk = 4096;
   const auto check = [](int64_t n, DType t) {
@@ -291,7 +291,7 @@ TEST_CASE("DataParallel: the norm of parts has the bits of the whole one's") {
   if (ranks() == 2 && default_device() == kCPU) check(chunk * chunk + 1, kFloat32);
 }
 
-TEST_CASE("first_nonfinite: of gradients that ranks keep apart, an owner's") {
+TEST_CASE("first_nonfinite: sharded gradients are reported by their owners") {
   Two model;
   dist::DataParallel ddp(model, {.shard_gradients = true});
   CHECK(models::first_nonfinite(model).empty());
@@ -322,7 +322,7 @@ TEST_CASE("DataParallel: a step with sharded gradients and clipping moves 2 (N -
   CHECK(most.mean().item<double>() <= 1.005 * halves * share * bytes);
 }
 
-TEST_CASE("DataParallel: gradients that nobody has exchanged are refused where owners keep them") {
+TEST_CASE("DataParallel: sharded gradients that were not exchanged are refused") {
   Two net;
   auto ddp =
       std::make_unique<dist::DataParallel>(net, dist::DataParallelOptions{.shard_gradients = true});
@@ -350,8 +350,7 @@ TEST_CASE("DataParallel: gradients that nobody has exchanged are refused where o
   manual_seed(5);
 }
 
-TEST_CASE(
-    "DataParallel: one that is gone leaves another's optimiser, and the streams, as they were") {
+TEST_CASE("DataParallel: a destroyed one does not change another's optimiser, or the streams") {
   manual_seed(5);
   Two net;
   dist::DataParallel ddp(net, {.shard_optimizer = true});

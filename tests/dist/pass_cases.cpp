@@ -7,7 +7,7 @@
 using namespace brrr;
 using namespace brrr::dist_cases;
 
-TEST_CASE("DataParallel: what backward passes one after the other give is added up") {
+TEST_CASE("DataParallel: gradients of consecutive backward passes are added up") {
   for (const int shard : {0, 1, 2}) {
     CAPTURE(shard);
     Two model;
@@ -80,7 +80,7 @@ TEST_CASE("DataParallel: a step that throws gives back the gradients that their 
   CHECK(train(true) == train(false));
 }
 
-TEST_CASE("DataParallel: gradients on their way are not made anew where memory is short") {
+TEST_CASE("DataParallel: gradients in flight are not recomputed under a memory budget") {
   const auto train = [](double budget) {
     manual_seed(5);
     models::MLP net({.sizes = {12, 16, 12, 12}});
@@ -240,7 +240,7 @@ TEST_CASE("DataParallel: an optimiser's step before the last pass is refused") {
 }
 
 // Two optimisers of one model with some frozen parameters; another DataParallel in between.
-TEST_CASE("DataParallel: a short group is dropped by its optimisers, in whatever turns") {
+TEST_CASE("DataParallel: a short group is dropped by its optimisers, in any order") {
   for (const bool other_between : {false, true}) {
     CAPTURE(other_between);
     manual_seed(5);
@@ -272,7 +272,7 @@ TEST_CASE("DataParallel: a short group is dropped by its optimisers, in whatever
   }
 }
 
-TEST_CASE("DataParallel: a pass that throws is repeated with other draws, in every mode alike") {
+TEST_CASE("DataParallel: a pass that throws is repeated with other draws, in every mode") {
   const auto train = [](Mode mode) {
     manual_seed(5);
     Net net;
@@ -304,7 +304,7 @@ TEST_CASE("DataParallel: a pass that throws is repeated with other draws, in eve
   CHECK(train(Mode::Eager) == train(Mode::Graph));
 }
 
-TEST_CASE("DataParallel: a recorded pass that throws after its backward pass is made again") {
+TEST_CASE("DataParallel: a recorded pass that throws after its backward pass is repeated") {
   const auto train = [](bool disturbed) {
     manual_seed(5);
     Net net;
@@ -414,13 +414,13 @@ static void leave_out(Mode mode, bool shard, int passes) {
     CHECK((said.find("has taken a step without its gradients") != said.npos) == (i == found));
   }
 }
-TEST_CASE("zz: a rank whose loss reached no parameter is found out") {
+TEST_CASE("zz: a rank whose loss reached no parameter is detected") {
   leave_out(Mode::Eager, false, 1);
 }
-TEST_CASE("zz: a rank whose loss reached no parameter is found out in a replay") {
+TEST_CASE("zz: a rank whose loss reached no parameter is detected in a replay") {
   leave_out(Mode::Graph, true, 1);
 }
-TEST_CASE("zz: a rank whose loss reached no parameter is found out among several passes") {
+TEST_CASE("zz: a rank whose loss reached no parameter is detected among several passes") {
   leave_out(Mode::Eager, false, 2);
 }
 

@@ -4,7 +4,7 @@
 
 using namespace brrr;
 
-TEST_CASE("DataParallel: a step begun anew after a pass within an RngScope draws as a new one") {
+TEST_CASE("DataParallel: a step restarted after a pass within an RngScope draws as a new one") {
   manual_seed(5);
   models::MLP model({.sizes = {4, 8, 2}, .dropout = 0.5});
   dist::DataParallel ddp(model, {.accumulate = 2});

@@ -107,9 +107,9 @@ echo "a stuck process: $(grep -o "brrr: rank 0: .*" "$work/ranks")"
 # A failure ends the run.
 for what in "BRRR_DIST_CHECK: calls*" "parameters that only some ranks use are named" \
   "parameters that only some ranks use are named in a replay" \
-  "a rank whose loss reached no parameter is found out" \
-  "a rank whose loss reached no parameter is found out in a replay" \
-  "a rank whose loss reached no parameter is found out among several passes"; do
+  "a rank whose loss reached no parameter is detected" \
+  "a rank whose loss reached no parameter is detected in a replay" \
+  "a rank whose loss reached no parameter is detected among several passes"; do
   for check in 0 1; do
     [[ "$check$what" != 0BRRR* ]] || continue
     BRRR_DIST_CHECK=$check ranks 2 "$bin/brrr_dist_tests" --test-case="zz: $what" \

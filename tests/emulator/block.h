@@ -18,8 +18,8 @@ struct Work {
   const brrr_emulator::Kernel* kernel;
   const void* params;
   brrr_emulator::Index grid, block;
-  unsigned long shared_bytes;  ///< Dynamic ones.
-  unsigned long shared_limit;  ///< Static and dynamic ones of a block, together.
+  unsigned long shared_bytes;  ///< Dynamic shared memory of a block.
+  unsigned long shared_limit;  ///< Most static and dynamic shared memory together.
 };
 
 /// Runs all blocks of a launch, one after the other. Fails on a deadlock or a divergent barrier, or

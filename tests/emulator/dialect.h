@@ -102,7 +102,7 @@ __forceinline__ void mma_bf16(float* c, const unsigned* a, const unsigned* b, BR
 __forceinline__ void mma_f16(float* c, const unsigned* a, const unsigned* b, BRRR_LINE) {
   brrr_emulated_state.runtime->multiply_f16(c, a, b, line);
 }
-template <bool turned>
+template <bool transposed>
 __forceinline__ void emulated_matrices(unsigned* r, const void* row, int line) {
   const brrr_emulator::Slot* const rows = brrr_emulated_state.runtime->exchange(row, 16, line);
   const unsigned far = emulated_lane() / 4, near = emulated_lane() % 4 * 2;
@@ -110,8 +110,8 @@ __forceinline__ void emulated_matrices(unsigned* r, const void* row, int line) {
     const auto element = [&](unsigned at, unsigned column) {
       return unsigned(((const unsigned short*)rows[k * 8 + at].bytes)[column]);
     };
-    r[k] = turned ? element(near, far) | element(near + 1, far) << 16
-                  : element(far, near) | element(far, near + 1) << 16;
+    r[k] = transposed ? element(near, far) | element(near + 1, far) << 16
+                      : element(far, near) | element(far, near + 1) << 16;
   }
 }
 __forceinline__ void load_matrices(unsigned* r, const void* row, BRRR_LINE) {

@@ -14,7 +14,7 @@ namespace brrr::emulator {
 
 constexpr unsigned char poison = 0xff;  // a NaN of every float type
 
-/// A red zone of bytes that must not be written lies on each side of an allocation.
+/// A red zone of bytes that must not be written is on each side of an allocation.
 constexpr size_t red_zone_bytes = 256;
 void draw_red_zone(char* at);
 /// The range [from, to) of bytes written, counted from `at`; both are 0 when none was.
@@ -39,7 +39,7 @@ class Memory {
   /// Fails if a red zone was written. Redraws it, so that each violation is reported once.
   void check();
 
-  /// Whether the whole range lies in one allocation of that kind.
+  /// Whether the whole range is in one allocation of that kind.
   bool holds(const void* p, size_t bytes, Kind kind) const;
   /// Begin and end of the allocation that contains `p`; {0, 0} if none does.
   std::pair<uintptr_t, uintptr_t> range(const void* p) const;

@@ -222,7 +222,7 @@ void store(Warp& w, const Insn& i, Mask m) {
 }
 
 // Lane l passes the address of row l % 8 of matrix l / 8 and gets two adjacent elements of each.
-template <bool turned> void load_matrices(Warp& w, const Insn& i, Mask m) {
+template <bool transposed> void load_matrices(Warp& w, const Insn& i, Mask m) {
   const Operand base = w.operand(i, 4);
   uint16_t rows[lanes][8];
   each(m, [&](int l) {
@@ -233,8 +233,8 @@ template <bool turned> void load_matrices(Warp& w, const Insn& i, Mask m) {
     const Operand& d = w.operand(i, k);
     each(m, [&](int l) {
       const int far = l / 4, near = l % 4 * 2, first = k * 8;
-      w.row_of(d)[l] = turned ? rows[first + near][far] | rows[first + near + 1][far] << 16
-                              : rows[first + far][near] | rows[first + far][near + 1] << 16;
+      w.row_of(d)[l] = transposed ? rows[first + near][far] | rows[first + near + 1][far] << 16
+                                  : rows[first + far][near] | rows[first + far][near + 1] << 16;
     });
     w.define(d, m, all_lanes);
   }

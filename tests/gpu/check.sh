@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What `./brrr gpu-check` does; ./brrr reads this file, and its functions are at hand here.
+# Implements `./brrr gpu-check`. ./brrr sources this file, which may use its functions.
 #
-# A phase is a row of parts: ctest entries, runs under the sanitizer, programs. How each ended is a
-# line in $record/parts.tsv, so that what has passed is not done again and whatever is there, of
-# however many runs, becomes RESULTS.md.
+# A phase is a list of parts: ctest entries, runs under the sanitizer, programs. The outcome of each
+# part is a line in $record/parts.tsv: parts that have passed are not repeated, and RESULTS.md
+# summarises all runs so far.
 
 . tests/gpu/phases.sh
 
@@ -24,23 +24,23 @@ usage: ./brrr gpu-check [options] [phase...]
   figures    what brrr costs and reaches
   peers      the same in PyTorch and JAX, where they are installed
 
-What has passed for these sources and this card is not done again. What failed or was cut off is;
-parts that never ran come first. out/gpu holds everything, tests/gpu/RESULTS.md the summary. The
-status is 0 if all phases asked for have passed.
+Parts that have passed for these sources and this card are not repeated. Those that never ran come
+first, then those that failed or were cut off. out/gpu holds all output, tests/gpu/RESULTS.md the
+summary. The status is 0 if all requested phases have passed.
 
-  --list             names the phases and how they stand, and does nothing
-  --again            does what has passed once more
-  --limit SECONDS    of each phase, 460 if not given; what was done until then stays
-  --within SECONDS   of the whole command
-  --no-build         fails where build/release is not of these sources, and builds nothing
-  --prepare [-- ...] builds what a machine with a GPU may be given, needs no GPU and tests nothing;
+  --list             lists the phases and their state, and runs nothing
+  --again            repeats phases that have passed
+  --limit SECONDS    limit per phase, 460 if not given; a phase that is cut off keeps its results
+  --within SECONDS   limit of the whole command
+  --no-build         builds nothing, and fails if build/release is not of these sources
+  --prepare [-- ...] builds the files to copy to a machine with a GPU, needs no GPU, tests nothing;
                      CMake options may follow, such as -DBRRR_ARCH=x86-64-v3
 USAGE
 }
 
-# --- What has been done ---------------------------------------------------------------------------
+# --- The record -----------------------------------------------------------------------------------
 
-# Of all that decides what runs; texts for people do not.
+# A hash of all files that affect results; documentation does not.
 gpu_sources() {
   { find CMakeLists.txt CMakePresets.json brrr brrr.h core ops autograd graph backends models \
     examples tests -type f ! -name '*.md' ! -path '*/__pycache__/*' -print0 2>/dev/null || true; } |
@@ -53,13 +53,13 @@ gpu_card() {
   fi
 }
 
-# For readers; nothing where there is no git.
+# The commit, for readers of RESULTS.md; empty without git.
 gpu_commit() {
   git rev-parse --short HEAD 2>/dev/null || return 0
   git diff --quiet HEAD -- . ':!tests/gpu/RESULTS.md' || echo "with changes"
 }
 
-# The record of these sources and this card; what is of others is put aside.
+# Opens the record of these sources and this card; renames one of others to $record.before.
 gpu_open_record() {
   local card="$1"
   if [[ ! -e $record && -n "${OUT:-}" && -f "${OUT:-}/gpu.tar.gz" ]]; then
@@ -78,10 +78,10 @@ gpu_open_record() {
   gpu_commit >"$record/commit.txt"
 }
 
-# gpu_note <phase> <part, or * for the phase> <passed, failed or cut> [seconds] [words]
+# gpu_note <phase> <part, or * for the phase> <passed, failed or cut> [seconds] [message]
 gpu_note() { printf '%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "${4:-}" "${5:-}" >>"$record/parts.tsv"; }
 
-# The state noted last, or nothing.
+# The state recorded last, or nothing.
 gpu_state() {
   awk -F '\t' -v phase="$1" -v part="$2" '$1 == phase && $2 == part { s = $3 } END { print s }' \
     "$record/parts.tsv"
@@ -93,15 +93,15 @@ gpu_forget() {
   rm -f "$record/$1"-*
 }
 
-# The record where it is wanted, in one file beside the log.
-gpu_bring() {
+# Copies the record to $OUT, as one file beside the log, and RESULTS.md.
+gpu_export() {
   if [[ -z "${OUT:-}" || "$OUT" -ef "$record" ]]; then return 0; fi
   tar -czf "$OUT/gpu.next" --exclude=./cache -C "$record" .
   mv "$OUT/gpu.next" "$OUT/gpu.tar.gz"
   cp tests/gpu/RESULTS.md "$OUT/" 2>/dev/null || true
 }
 
-# RESULTS.md of what is there.
+# Writes RESULTS.md from the record.
 gpu_results() {
   local status=0
   if ! command -v python3 >/dev/null; then
@@ -110,14 +110,14 @@ gpu_results() {
     say "results.py failed; the record is in $record"
     status=1
   fi
-  gpu_bring
+  gpu_export
   return "$status"
 }
 
 # --- Running parts --------------------------------------------------------------------------------
 
-# gpu_run <log> <command>...: within what is left of the phase, its output shown and put behind what
-# the log has. Status 124 if the time was over; all that it started ends then.
+# gpu_run <log> <command>...: runs the command within the phase's remaining time, shows its output
+# and appends it to the log. If the time runs out, ends it with all its processes and returns 124.
 gpu_run() {
   local log="$1" left=$((deadline - SECONDS)) status=0 from shown
   shift
@@ -132,13 +132,13 @@ gpu_run() {
   wait "$running" || status=$?
   running=
   wait "$shown" || true
-  # Killed after the first signal did not end it, rather than by somebody else.
+  # 137 at the deadline: by timeout's --kill-after, not by another process.
   if [[ $status -eq 137 && $SECONDS -ge $deadline ]]; then status=124; fi
   return "$status"
 }
 
-# gpu_part <phase> <part> <command>...: what prints that it was skipped or that nothing was measured
-# has failed, and so has what does not print $must, if that is set.
+# gpu_part <phase> <part> <command>...: runs and records a part. It has failed, too, if it prints
+# that it was skipped or that nothing was measured, or does not print $must, if that is set.
 gpu_part() {
   local phase="$1" part="$2" log="$record/$1-${2// /-}.txt" began=$SECONDS status=0
   local state=passed words=''
@@ -157,12 +157,12 @@ gpu_part() {
     state=failed words="it did not print \"$must\""
   fi
   gpu_note "$phase" "$part" "$state" $((SECONDS - began)) "$(tr '\t\n' '  ' <<<"$words")"
-  gpu_bring
+  gpu_export
   [[ $state == passed ]]
 }
 
-# gpu_left <phase> <new or old> <part>...: of the parts those that never ran, or those that ran and
-# have not passed.
+# gpu_left <phase> <new or old> <part>...: prints those of the parts that never ran (new), or that
+# ran and have not passed (old).
 gpu_left() {
   local phase="$1" which="$2" part
   shift 2
@@ -173,8 +173,8 @@ gpu_left() {
   done
 }
 
-# gpu_each <phase> <function> <part>...: calls the function with each part that has not passed, the
-# new ones first: what fails or never ends keeps no other from running.
+# gpu_each <phase> <function> <part>...: calls the function with each part that has not passed, new
+# ones first, so that a part that fails or hangs does not keep others from running.
 gpu_each() {
   local phase="$1" run="$2" part status=0 parts=()
   shift 2
@@ -272,7 +272,7 @@ gpu_check() {
     die "gpu-check: no GPU found (nvidia-smi lists none); run it on a machine with an NVIDIA driver"
   gpu_open_record "$card"
   if [[ -n "${OUT:-}" ]]; then mkdir -p "$OUT"; fi
-  # As ctest sets them: one cache of kernels for all, and the module that was built.
+  # The values that ctest sets: one kernel cache for all, and the module built here.
   export BRRR_CACHE_DIR="$PWD/$built/test-kernels" BRRR_CUDA_MODULE="$PWD/$cuda_module"
   export PYTHONDONTWRITEBYTECODE=1
   unset BRRR_TEST_DEVICE

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests `./brrr gpu-check` without a GPU, and what other commands say of their options: a copy of
-# the scripts beside stand-ins for nvidia-smi, compute-sanitizer, the build and the programs. ctest
-# is the real one, and so is brrr_tests where it matters what it prints.
+# Tests `./brrr gpu-check` without a GPU, and the options of other commands: runs a copy of the
+# scripts with stand-ins for nvidia-smi, compute-sanitizer, the build and the programs. ctest is the
+# real one, and so is brrr_tests where its output matters.
 #
 # usage: check_test.sh SOURCE_FOLDER BRRR_TESTS
 set -uo pipefail
@@ -15,7 +15,7 @@ checks=0 failures=0 said='' status=0
 
 script() { cat >"$1" && chmod +x "$1"; }
 
-# A fresh folder with everything; $behave/<name> is read by the stand-in of that name.
+# Makes a fresh folder with everything; the stand-in <name> sources $behave/<name>.
 fresh() {
   tree="$top/$1" behave="$top/$1/behave"
   mkdir -p "$tree"/{core,fake,behave,tests/gpu,tests/bench}
@@ -29,7 +29,7 @@ fresh() {
 if [[ -z \$card ]]; then echo "No devices were found"; exit 6; fi
 if [[ \$1 == -L ]]; then echo "GPU 0: paper"; else echo "\$card"; fi
 END
-  # What any other program does: notes that it ran, then what it is told, or says it is well.
+  # Any other program: records that it ran, then sources $behave/<name> or reports a passed test.
   script "$tree/fake/any" <<END
 #!/usr/bin/env bash
 name="\$1"; shift
@@ -149,7 +149,7 @@ no_module() {
   check_brrr 1
   nothing_green
   in_results 'build, all: failed: status 1: no CUDA Toolkit'
-  # The build ends well, but the module is not there.
+  # The build succeeds, but the module is missing.
   echo 'trap "rm -f '"$tree"'/build/release/bin/libbrrr_cuda.so" EXIT' >"$behave/cmake"
   check_brrr 1
   local green
@@ -159,7 +159,7 @@ no_module() {
   in_results 'figures .*FAILED'
 }
 
-# The tests' own words where no device is found, under the sanitizer and in ctest.
+# What the real tests print if no device is found, under the sanitizer and in ctest.
 skipped() {
   fresh skipped
   check_brrr 0 build
@@ -194,7 +194,7 @@ all_well() {
   ran "brrr_tests "
 }
 
-# One that fails, prints that it measured nothing, or crashes leaves the others where they are.
+# A program that fails, prints that it measured nothing, or crashes does not affect the others.
 failing_figure() {
   fresh failing
   check_brrr 0 build
@@ -226,8 +226,8 @@ failing_figure() {
   ran "brrr_tests overhead roofline "
 }
 
-# A phase that runs over its limit keeps what it did; the next run does the rest, first what never
-# began.
+# A phase that exceeds its limit keeps its results; the next run does the rest, first the parts that
+# never began.
 over_limit() {
   fresh limit
   check_brrr 0 build
@@ -262,14 +262,14 @@ resume() {
   check_brrr 0 module --again
   check "nothing holds its output when it has ended" test $((SECONDS - began)) -lt 15
   ran "brrr_tests m1 m2 m3 "
-  # A failure is tried again, and only that.
+  # Only parts that failed are repeated.
   echo 'exit 1' >"$behave/m2"
   check_brrr 1 module --again
   rm "$behave/m2"
   forget_runs
   check_brrr 0 module
   ran "brrr_tests m2 "
-  # Another card knows nothing of it, nor do other sources.
+  # Results do not count for another card or other sources.
   echo 'card="GPU of stone, 1.0, 8 MiB"' >"$behave/nvidia-smi"
   forget_runs
   check_brrr 0 module
@@ -280,7 +280,7 @@ resume() {
   says "is of other sources; run the phase build first"
 }
 
-# Ended from outside it ends what it started, and what had been done is known.
+# When it is killed it ends the processes it started, and keeps the results so far.
 stopped() {
   fresh stopped
   check_brrr 0 build
@@ -300,7 +300,7 @@ stopped() {
   ran "brrr_tests m2 m3 "
 }
 
-# A folder that is brought away: log, summary, and what another machine goes on with.
+# $OUT: the log, the summary, and the record from which another machine continues.
 brought_out() {
   fresh out
   OUT="$top/brought" check_brrr 0 build module
@@ -314,7 +314,7 @@ brought_out() {
   noted module m1 passed
 }
 
-# Built elsewhere: taken where it is of these sources, and nothing is built for it.
+# A build from another machine is used if it is of these sources; then nothing is built.
 carried() {
   fresh carried
   check_brrr 1 build --no-build
@@ -337,8 +337,8 @@ carried() {
   says "make that a link to here: ln -s '$tree' '/built/elsewhere'"
 }
 
-# What CMake finds, also under BRRR_PREFIX, is enough: nothing is installed. Something missing is, or
-# is named where it cannot be.
+# Nothing is installed if CMake finds everything, also under BRRR_PREFIX. A missing package is
+# installed or, where that is impossible, named.
 prefix() {
   fresh prefix
   local found="$tree/p/usr/lib/libbenchmark.so" tool
@@ -364,7 +364,7 @@ END
   says "installing libbenchmark-dev"
 }
 
-# Of `lab` without a build, of `format` where nothing is installed.
+# Options of `lab` without a build, of `format` where nothing is installed.
 other_commands() {
   fresh other
   mkdir "$tree/few"

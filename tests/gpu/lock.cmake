@@ -1,6 +1,6 @@
-# With BRRR_TEST_ON_GPU an entry that uses the card may not skip, and runs alone unless it is one of
-# those that may share; the rest of the entries, and all of them on the emulator, share. Configures
-# only.
+# Checks how ctest entries are registered; configures only. With BRRR_TEST_ON_GPU an entry that
+# uses the card must not skip, and runs alone unless it is one of those that may share it. All
+# others, and on the emulator all entries, run in parallel.
 cmake_minimum_required(VERSION 3.25)
 set(ENV{CMAKE_PREFIX_PATH} "${PREFIXES}")
 
@@ -61,7 +61,7 @@ function(check_entries on_gpu)
       expect("what fails ${name}" "${fails}" "skipped: ")
       expect("what skips ${name}" "${skips}" "^$")
     else()
-      expect("lock of ${name}" "${lock}" "^(\\[ \"dist\" \\])?$")  # Or that of several processes.
+      expect("lock of ${name}" "${lock}" "^(\\[ \"dist\" \\])?$")  # Or that of multi-process tests.
       expect("${name} with others" "${alone}" "^(OFF|FALSE|false|0)?$")
     endif()
   endforeach()

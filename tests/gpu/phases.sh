@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2154
-# The phases of `./brrr gpu-check`; check.sh reads this file. Each ends with 0 if all has passed.
+# The phases of `./brrr gpu-check`; check.sh sources this file. Each returns 0 if all parts passed.
 
 gpu_files=(bin/brrr_tests bin/bench_gpu bin/overhead bin/roofline bin/train_mlp bin/train_gpt
   bin/libbrrr_cuda.so libbrrr_cuda_emulator.so CTestTestfile.cmake)
 
-# Whether build/release was built from these sources, here or in a folder of this name; else $why.
+# Whether build/release was built from these sources, in a path that is this folder; else sets $why.
 gpu_built() {
   local stamp=$built/gpu-built.txt home
   why="no build for a GPU is in $built"
@@ -27,7 +27,7 @@ gpu_build() {
 }
 gpu_compile=(cmake --build --preset release --target brrr_tests bench_gpu -j "$(nproc)")
 gpu_stamp() {
-  # For messages between GPUs; it is not there without NCCL.
+  # The module for messages between GPUs, which is built only where NCCL is found.
   if [[ -f $built/bin/libbrrr_nccl.so ]]; then gpu_files+=(bin/libbrrr_nccl.so); fi
   {
     printf '%s\n%s\n' "$sources" "$PWD"
@@ -56,7 +56,7 @@ phase_build() {
   return 1
 }
 
-# What ctest said of its entries, of all runs so far. One that began and did not end was cut off.
+# Records ctest's outcome for each entry, over all runs so far; one that did not end was cut off.
 gpu_note_tests() {
   awk -v phase="$1" -v OFS='\t' '
     /^ *Start +[0-9]+: / { state[$3] = "cut"; seconds[$3] = "" }
@@ -68,7 +68,7 @@ gpu_note_tests() {
     "$record/$1-tests.txt" >>"$record/parts.tsv"
 }
 
-# The ctest entries of a phase; most hold the card one by one.
+# Runs the ctest entries of a phase, most of which have the card to themselves.
 gpu_tests() {
   local phase="$1" log="$record/$1-tests.txt" names=() new=() old=() chosen
   local ctest=(ctest --test-dir "$built" -L "^gpu-$1\$")
@@ -78,20 +78,20 @@ gpu_tests() {
     return 1
   fi
   touch "$log"
-  gpu_note_tests "$phase"  # Of a run that was killed.
+  gpu_note_tests "$phase"  # Results of a run that was killed.
   mapfile -t new < <(gpu_left "$phase" new "${names[@]}")
   mapfile -t old < <(gpu_left "$phase" old "${names[@]}")
   for chosen in "${new[*]}" "${old[*]}"; do
     if [[ -z "$chosen" || $SECONDS -ge $deadline ]]; then continue; fi
     say "$phase: $chosen"
-    # The machine may go away. A sleep that outlives it must not hold the output of the command.
-    (while sleep 20; do gpu_note_tests "$phase"; gpu_bring; done) >/dev/null 2>&1 &
+    # Saves results as it runs: the machine may vanish. A leftover sleep must not keep stdout open.
+    (while sleep 20; do gpu_note_tests "$phase"; gpu_export; done) >/dev/null 2>&1 &
     ticker=$!
     gpu_run "$log" "${ctest[@]}" -R "^(${chosen// /|})\$" -j "$(nproc)" --output-on-failure || true
     kill "$ticker" 2>/dev/null || true
     ticker=
     gpu_note_tests "$phase"
-    gpu_bring
+    gpu_export
   done
   [[ -z "$(gpu_left "$phase" new "${names[@]}"; gpu_left "$phase" old "${names[@]}")" ]]
 }
@@ -100,8 +100,8 @@ phase_module() { gpu_tests module; }
 phase_kernels() { gpu_tests kernels; }
 phase_steps() { gpu_tests steps; }
 
-# A tool over a file of tests: hand-written kernels and a sample of the rest. Each tensor is memory
-# of its own there: beyond one in the pool is another's, of which memcheck says nothing.
+# Runs a tool over a file of tests: hand-written kernels and a sample of the rest. BRRR_POISON gives
+# each tensor its own allocation: memcheck does not see accesses beyond a tensor within the pool.
 gpu_sanitize() {
   local tool="${1% *}" file="${1#* }"
   must='SUMMARY: 0 ' gpu_part sanitizer "$1" env BRRR_POISON=1 compute-sanitizer --tool "$tool" \

@@ -1,4 +1,4 @@
-"""Writes RESULTS.md, beside this file, from whatever gpu-check left in a folder.
+"""Writes RESULTS.md, beside this file, from the record that gpu-check left in a folder.
 
 usage: results.py FOLDER
 """
@@ -11,7 +11,7 @@ import sys
 
 HERE = pathlib.Path(__file__).parent
 
-# What a phase shows; what has not passed is not shown.
+# What each phase shows if it has passed.
 PHASES = {
     "build": "with the CUDA Toolkit that is there",
     "module": "`brrr_cuda` alone: driver, streams, memory, NVRTC, cuBLASLt, captures",
@@ -22,7 +22,7 @@ PHASES = {
     "peers": "the same in PyTorch and in JAX",
 }
 
-# Steps in other programs: a column each, and what their figures' names have behind the step's.
+# Columns of the step tables: heading, and suffix to the step's name in the program's figures.
 TORCH_STEPS = (("PyTorch eager", ""),
                ("torch.compile default", ", torch.compile default"),
                ("reduce-overhead", ", torch.compile reduce-overhead"),
@@ -37,7 +37,7 @@ def read(path):
 
 
 def load(path):
-    """What a program has written; None where it wrote nothing."""
+    """The JSON that a program has written; None if there is none or it is damaged."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -49,11 +49,11 @@ def figures(program):
 
 
 def notes(folder):
-    """phase -> part -> (state, seconds, words), as noted last; part "*" is the phase as a whole."""
+    """phase -> part -> (state, seconds, why), as recorded last; part "*" is the whole phase."""
     found = {phase: {} for phase in PHASES}
     for line in read(folder / "parts.tsv").splitlines():
-        phase, part, state, seconds, words = (line.split("\t") + [""] * 5)[:5]
-        found.setdefault(phase, {})[part] = state, seconds, words.strip()
+        phase, part, state, seconds, why = (line.split("\t") + [""] * 5)[:5]
+        found.setdefault(phase, {})[part] = state, seconds, why.strip()
     return found
 
 
@@ -86,13 +86,13 @@ def finite(value):
 
 
 def times(one, other):
-    """How many times the other figure the one is, in brackets."""
+    """The ratio of `one` to `other` in brackets; empty if it is undefined."""
     if not (finite(one["value"]) and finite(other["value"]) and other["value"]):
         return ""
     return f" ({one['value'] / other['value']:.2f}x)"
 
 
-def words(f):
+def format_value(f):
     value = f["value"]
     if not finite(value):
         return "**not finite**"
@@ -100,7 +100,7 @@ def words(f):
 
 
 def figure(all_figures, name):
-    return words(all_figures[name]) if name in all_figures else ""
+    return format_value(all_figures[name]) if name in all_figures else ""
 
 
 def rows(cells):
@@ -112,7 +112,7 @@ def heading(columns):
 
 
 def micro_table(ours, torch):
-    """All figures but the steps': brrr and PyTorch, eagerly."""
+    """All figures but those of steps: brrr and PyTorch in eager mode."""
     if not ours:
         return ["No op was measured."]
     lines = heading(["figure", "brrr eager", "PyTorch eager"])
@@ -126,7 +126,7 @@ def same_losses(ours, theirs):
 
 
 def step_cell(program, name, what, ours, best):
-    """A figure of another program's step, and how many times brrr's best is faster."""
+    """A figure of another program's step, and its ratio to brrr's graph mode."""
     if program is None:
         return "no figures"
     if name in program["failures"]:
@@ -136,11 +136,11 @@ def step_cell(program, name, what, ours, best):
     if not same_losses(ours, program["losses"].get(name, [])):
         return "other losses"
     f = program["figures"][name + what]
-    return words(f) + (times(f, best) if best else "")
+    return format_value(f) + (times(f, best) if best else "")
 
 
 def step_tables(ours, torch, jax):
-    """Time and host time of a step: brrr's modes, then everybody else."""
+    """Time and host time of a step: brrr's modes, then the other programs."""
     if not (ours and ours["losses"]):
         return ["No step was measured."]
     lines, names = [], list(ours["losses"])
@@ -168,7 +168,7 @@ def step_tables(ours, torch, jax):
 
 
 def loss_lines(ours, torch, jax):
-    """Says which programs did something else: their figures are left out above."""
+    """Lists failures and programs whose losses differ; their figures are left out above."""
     strange = [f"- brrr, {name}: a loss is not finite" for name, values in ours["losses"].items()
                if not all(map(finite, values))]
     for program, who in ((torch, "PyTorch"), (jax, "JAX")):
