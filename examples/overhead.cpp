@@ -49,7 +49,7 @@ struct Options : CommandLine {
     add("--optimizer", optimizer, "adamw or sgd", one_of({"adamw", "sgd"}));
     add("--threads", threads, "CPU threads", thread_count());
     add("--ranks", ranks,
-        "instead: what a step gains from 2, 3, .. so many processes, which mpirun starts (0: no)",
+        "instead: what a step gains from 2, 3, .. N processes, which mpirun starts (0: no)",
         number_of_ranks());
     add("--seconds", seconds, "for eager's steps of each size; the other modes make as many",
         real_number(0.01, 1000));

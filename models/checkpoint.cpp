@@ -26,7 +26,8 @@ static constexpr const char* kSeed = "brrr.rng_seed";
 static constexpr const char* kDraw = "brrr.rng_draw";
 
 // Calls f(name, part) for each non-null part. Loading the schedule sets the lr, which the optimiser
-// then overrides by its own. The model is last: loading it needs no more memory than the optimiser.
+// then overrides by its own. The model is last: loading it needs no memory, or no more than the
+// optimiser did.
 template <class F> static void each_part(const TrainingState& s, const F& f) {
   if (s.loader) f("loader", *s.loader);
   if (s.scaler) f("scaler", *s.scaler);

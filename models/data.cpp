@@ -29,7 +29,7 @@ int64_t Loader::batches_per_epoch() const {
   return n / batch + (!options_.drop_last && n % batch != 0);
 }
 
-// A Fisher-Yates shuffle by (seed, epoch) alone.
+// A Fisher-Yates shuffle whose order depends on (seed, epoch) alone.
 void Loader::shuffle() {
   order_.resize(static_cast<size_t>(dataset_.size()));
   std::iota(order_.begin(), order_.end(), 0);

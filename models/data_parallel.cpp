@@ -89,7 +89,7 @@ struct DataParallel::State final : NotCopied {
         buckets(parameters, bucket_bytes(parameters, o),
                 o.in_order ? static_cast<int>(o.accumulate) : 1, division()),
         ready_count(buckets.size()),
-        has_gradient(parameters.size()),
+        exchanged(parameters.size()),
         cleared(parameters.size()) {
     for (size_t k = 0; k < parameters.size(); ++k) {
       index.emplace(parameters[k].impl(), k);
@@ -126,9 +126,9 @@ struct DataParallel::State final : NotCopied {
   std::vector<DType> dtypes;
   std::shared_ptr<Sharding> sharding;
   Buckets buckets;
-  std::vector<size_t> ready_count;      // Gradients ready in this pass, by bucket.
-  std::optional<size_t> summed_bucket;  // A bucket that is ready and whose sum is in flight.
-  std::vector<bool> has_gradient;       // Parameters with a gradient in this backward pass.
+  std::vector<size_t> ready_count;       // Gradients ready in this pass, by bucket.
+  std::optional<size_t> pending_bucket;  // A bucket that is ready and whose sum is in flight.
+  std::vector<bool> exchanged;           // By parameter: its exchange began in this backward pass.
   std::vector<bool> cleared;            // Parameters with a gradient dropped since this pass began.
   bool restarts = false;                // The next pass is the first of a step: see dropped().
   std::atomic<bool> expected{false};    // A forward pass has begun, its backward pass not ended.
@@ -162,7 +162,7 @@ struct DataParallel::State final : NotCopied {
   uint64_t next_group() const { return stream() / streams() + 1; }
   static void set_stream(uint64_t id) { set_rng_state({rng_state().seed, id << kPassBits}); }
 
-  // Leaves the stream of an abandoned pass, in which each rank has its own.
+  // Leaves the stream of an abandoned pass, which differs from rank to rank.
   void leave_stream() const {
     if (expected && stream() == own_stream()) set_stream(after_group(group));
   }
@@ -185,8 +185,8 @@ struct DataParallel::State final : NotCopied {
     cleared.assign(cleared.size(), false);
     in_flight.clear();  // Left over from a pass that threw.
     ready_count.assign(ready_count.size(), 0);
-    summed_bucket.reset();
-    has_gradient.assign(has_gradient.size(), false);
+    pending_bucket.reset();
+    exchanged.assign(exchanged.size(), false);
     reached = false;
     leave_other_stream();
     if (pass() == 0) {
@@ -271,25 +271,26 @@ struct DataParallel::State final : NotCopied {
     const std::lock_guard lock(mutex);
     for (const State* s : all) {
       if (!s->expected || s->thread.load() != std::this_thread::get_id()) continue;
-      BRRR_CHECK(!s->index.count(&leaf),
-                 "DataParallel: a backward pass into {}, of another DataParallel, after this one's "
-                 "forward pass: a thread trains one at a time; go backward before the next model's "
-                 "forward pass, and evaluate under NoGradGuard",
-                 describe(&leaf));
+      BRRR_CHECK(
+          !s->index.count(&leaf),
+          "DataParallel: a backward pass into {}, of another DataParallel, after this one's "
+          "forward pass: a thread trains one at a time; call backward() before the next model's "
+          "forward pass, and evaluate under NoGradGuard",
+          describe(&leaf));
     }
   }
 
   void begin(size_t k) {
     buckets.begin(gradient(k), k, earlier_gradients(k));
     in_flight.push_back(k);
-    has_gradient[k] = true;
+    exchanged[k] = true;
     if (!sums_part()) return;
     sharding->set_used(parameters[k], true);
     // Await finished buckets early, so that their unsharded gradients are freed.
     const size_t b = buckets.bucket_of(k);
     if (++ready_count[b] < buckets.members_of(b)) return;
-    if (summed_bucket) end([&](size_t j) { return buckets.bucket_of(j) == *summed_bucket; });
-    summed_bucket = b;
+    if (pending_bucket) end([&](size_t j) { return buckets.bucket_of(j) == *pending_bucket; });
+    pending_bucket = b;
   }
 
   bool sums_part() const { return sharding && sharding->gradients(); }
@@ -363,7 +364,7 @@ struct DataParallel::State final : NotCopied {
   void exchange() {
     // Parameters that only earlier passes used, or with an older gradient: alike on all ranks.
     for (size_t k = 0; k < parameters.size(); ++k) {
-      if (has_gradient[k]) continue;
+      if (exchanged[k]) continue;
       if (!parameters[k].grad().defined()) {
         const auto has = [&](const auto& leaves) { return leaves[k].grad().defined(); };
         if (std::ranges::none_of(earlier, has)) continue;
@@ -373,7 +374,7 @@ struct DataParallel::State final : NotCopied {
     }
     // A rank whose loss uses no parameter, or that caught an error, may have missed the last
     // exchange: the others are still waiting in it, and would receive gradients of its next step.
-    std::vector<uint8_t> compared(has_gradient.begin(), has_gradient.end());
+    std::vector<uint8_t> compared(exchanged.begin(), exchanged.end());
     compared.push_back(static_cast<uint8_t>(steps->value));
     set_control(*steps, 0);
     end([](size_t) { return true; }, compared);

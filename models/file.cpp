@@ -74,7 +74,7 @@ MappedFile::~MappedFile() {
 
 void MappedFile::check() const {
   struct stat info;
-  BRRR_CHECK(::fstat(fd_, &info) == 0, "cannot look at {}: {}", path_, std::strerror(errno));
+  BRRR_CHECK(::fstat(fd_, &info) == 0, "cannot stat {}: {}", path_, std::strerror(errno));
   BRRR_CHECK(static_cast<uint64_t>(info.st_size) >= size_,
              "{} was cut from {} bytes to {} while it was in use", path_, size_, info.st_size);
 }

@@ -73,7 +73,7 @@ Tensor sample(const Tensor& logits, const SampleOptions& o) {
     const Tensor ids = draw(logits, o);
     if (o.temperature == 0) check_finite("sample", logits.size(1), largest_of(logits, ids));
     return ids;
-  } catch (const Error&) {  // multinomial's error is about its weights: report the logits first.
+  } catch (const Error&) {  // multinomial's error is about its weights: report bad logits instead.
     check_finite("sample", logits.size(1), logits.max({1}));
     throw;
   }

@@ -1,5 +1,6 @@
 #pragma once
-// Dynamic loss scaling for float16 gradients, which underflow else (Micikevicius et al., 2018).
+// Dynamic loss scaling for float16 gradients, which would otherwise underflow (Micikevicius et al.,
+// 2018).
 
 #include "core/op.h"
 #include "models/optim.h"

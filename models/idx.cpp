@@ -33,7 +33,7 @@ const Element& element_of(const std::string& path, const unsigned char* magic) {
   BRRR_CHECK(!(magic[0] == 0x1f && magic[1] == 0x8b),
              "read_idx: {} is compressed; run gunzip on it first", path);
   BRRR_CHECK(magic[0] == 0 && magic[1] == 0,
-             "read_idx: {} is no IDX file: it starts with {:02x} {:02x} instead of 00 00", path,
+             "read_idx: {} is not an IDX file: it starts with {:02x} {:02x} instead of 00 00", path,
              magic[0], magic[1]);
   for (const Element& e : kElements) {
     if (e.code == magic[2]) return e;

@@ -44,7 +44,7 @@ Registry& registry() {
 int64_t item(const Tensor& t) { return static_cast<int64_t>(itemsize(t.dtype())); }
 int64_t bytes_of(const Tensor& t) { return t.numel() * item(t); }
 
-// Whether a gradient's norm can be computed from its chunks' sums.
+// Whether a gradient's norm can be computed from its chunks' sums of squares.
 bool in_chunks(const Tensor& p) { return p.device() == kCPU && p.numel() > kReduceChunk; }
 
 // Assigns elements to ranks. Parameters larger than a quarter of a rank's share are divided among

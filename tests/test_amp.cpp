@@ -129,7 +129,7 @@ TEST_CASE("autocast: norms, softmax, losses and reductions give float32") {
     // Pointwise ops follow their operands.
     CHECK(gelu(h).dtype() == t);
   }
-  // Set by the row: reductions widen, composites too unless they round; no other kind of row does.
+  // Set by the row: reductions widen, and composites that do not round; no other kind does.
   for (const OpDef* op : registry()) {
     const bool wide = op->kind == OpKind::Reduction ||
                       (op->kind == OpKind::Composite && op->autocast != Autocast::Round);

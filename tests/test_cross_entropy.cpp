@@ -19,13 +19,13 @@ TEST_CASE("cross_entropy: kernels equal the decompositions") {
         CAPTURE(n);
         CAPTURE(classes);
         const Tensor x = (randn({n, classes}) * 3.0).to(t), ids = classes_for(n, classes);
-        const AttrValues words = loss_attrs(classes);
+        const AttrValues attrs = loss_attrs(classes);
         Tensors in{x, ids, counted(ids, -100, t)};
-        const Both y = run_both("cross_entropy", in, words);
+        const Both y = run_both("cross_entropy", in, attrs);
         check_same(y);
         in.insert(in.end(), y.kernel.begin(), y.kernel.end());
         in.push_back(full({}, 0.75, t));
-        check_same(run_both("cross_entropy_backward", in, words));
+        check_same(run_both("cross_entropy_backward", in, attrs));
       }
     }
   }
@@ -90,15 +90,15 @@ TEST_CASE("cross_entropy: ignored rows and smoothing, kernels and decompositions
           CAPTURE(n);
           CAPTURE(smoothing);
           const Tensor x = (randn({n, classes}) * 3.0).to(t), ids = classes_for(n, classes);
-          // Class 1 is ignored, here and below; a single row has it only of 2 classes.
-          const AttrValues words = loss_attrs(classes, 1, smoothing);
+          // Class 1 is ignored, here and below; a single row is of it only if there are 2 classes.
+          const AttrValues attrs = loss_attrs(classes, 1, smoothing);
           const std::string row = loss_row(smoothing);
           Tensors in{x, ids, counted(ids, 1, t)};
-          const Both y = run_both(row.c_str(), in, words);
+          const Both y = run_both(row.c_str(), in, attrs);
           check_same(y);
           in.insert(in.end(), y.kernel.begin(), y.kernel.end());
           in.push_back(full({}, 0.75, t));
-          check_same(run_both((row + "_backward").c_str(), in, words));
+          check_same(run_both((row + "_backward").c_str(), in, attrs));
         }
       }
     }

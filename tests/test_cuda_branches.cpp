@@ -1,4 +1,4 @@
-// Kernels of a captured step on its second branch. The emulated device runs that branch as late as
+// Kernels of a captured step on its side branch. The emulated device runs that branch as late as
 // it may: of all orders the one in which a missing wait is most likely to show.
 #include <cstdlib>
 #include <tuple>

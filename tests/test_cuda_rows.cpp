@@ -183,7 +183,7 @@ TEST_CASE("cuda rows: 16-bit elements in rows of odd length") {
         if (!brief && !long_tests()) continue;
         CAPTURE(n);
         manual_seed(7);
-        const int64_t rows = n < 2000 ? 37 : 3;  // Rows begin at every offset from 16 bytes.
+        const int64_t rows = n < 2000 ? 37 : 3;  // Rows begin at varying offsets modulo 16 bytes.
         const Tensor x = (randn({rows, n}) * 3.0).to(t), g = randn({rows, n}).to(t);
         check_softmax(x, g);
         check_cross_entropy(x, classes(rows, n), 3, 0.1);

@@ -40,7 +40,7 @@ TEST_CASE("IDX: malformed files give errors") {
       {"", "too few"},
       {std::string("\0\0\x08", 3), "too few"},
       {std::string("\x1f\x8b\x08\0\0", 5), "gunzip"},
-      {"PNG\1....", "no IDX file"},
+      {"PNG\1....", "not an IDX file"},
       {std::string("\0\0\x07\1\0\0\0\1\1", 9), "unknown element type 0x07"},
       {std::string("\0\0\x08\0", 4), "0 dims"},
       {std::string("\0\0\x08\x09", 4), "9 dims"},

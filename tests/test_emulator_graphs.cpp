@@ -49,7 +49,7 @@ struct Chain {
   }
   Chain(const Chain&) = delete;
 
-  /// Queues all of it; stops at what fails.
+  /// Queues all of it; stops at the first failure.
   Failure queue() {
     Stream* s = d.stream;
     Failure f = driver().copy(x, in, bytes, Way::ToDevice, s);

@@ -155,7 +155,7 @@ TEST_CASE("gpt training: fast bfloat16 stays within its tolerance") {
                                                     << worst_gradient);
   CHECK(worst_loss < rounding);
   CHECK(worst_gradient < 8 * rounding);
-  // 200 steps of fast by itself learn as well as strict.
+  // 200 steps in fast alone learn as well as in strict.
   const Record own = train(fast, kBFloat16), other = train(strict, kBFloat16);
   double tail = 0, other_tail = 0;
   for (size_t i = kSteps - 20; i < kSteps; ++i)

@@ -48,7 +48,7 @@ class Program {
     if (loss.requires_grad()) {
       try {
         loss.backward();
-      } catch (const Error&) {  // A saved tensor was written in place: alike in both modes.
+      } catch (const Error&) {  // A saved tensor was written in place: both modes throw.
         for (const Tensor& l : leaves_) l.set_grad({});
       }
     }
@@ -217,7 +217,7 @@ class Program {
   Tensor kept_;
 };
 
-/// Runs the program five times. With `sabotage` graph mode's calls fail first, for want of memory
+/// Runs the program five times. With `sabotage` graph mode's calls fail first, out of memory
 /// or by an exception of the user's.
 Trace play(unsigned seed, const StepOptions& options, bool sabotage = false) {
   Trace t;

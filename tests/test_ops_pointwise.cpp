@@ -407,7 +407,7 @@ TEST_CASE("pointwise rows: graph mode equals eager mode at special values, in pl
       constexpr auto most = std::numeric_limits<int64_t>::max();
       const std::vector<int64_t> ends = {-most - 1, most, INT32_MIN, INT32_MAX, 0, 1, -1, 7};
       for (int i = 0; i < op->pointwise->n_in; ++i) {
-        const Tensor v = tensor(ends).to(t);  // All pairs: a column and rows.
+        const Tensor v = tensor(ends).to(t);  // All pairs: a column with rows.
         in.push_back(i == 0 ? v.unsqueeze(1) : v);
       }
       cases.push_back({op, in});

@@ -424,7 +424,7 @@ TEST_CASE("optimisers: Adam's step is lr where betas or eps are 0 and gradients 
     return p.item<double>();
   };
   for (const Mode mode : {Mode::Eager, Mode::Graph}) {
-    // With beta1 = 0 the mean equals the gradient, even if that is tiny beside the previous one.
+    // With beta1 = 0 the mean equals the gradient, even if that is tiny next to the previous one.
     CHECK(after(mode, {.lr = 0.1, .betas = {0, 0}, .eps = 0}, {1000, 1e-5f, -1e-5f, 1e-5f}) ==
           doctest::Approx(0.8));
     // The second moment is denormal, and the only divisor of the step.

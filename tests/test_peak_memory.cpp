@@ -269,7 +269,7 @@ TEST_CASE("memory: a GPT whose activations outweigh its parameters" * doctest::t
   compare(training<models::GPT>(make, batch, Zero::First));
 }
 
-// Operands of narrower dtypes are converted first, which takes exactly that much memory.
+// Operands are converted to a wider dtype first, which takes no more memory than in eager mode.
 TEST_CASE("memory: argmax, argmin and topk of every width of dtype" * doctest::test_suite("host")) {
   for (const DType t : {kBool, kUInt8, kInt32, kBFloat16, kFloat32}) {
     CAPTURE(std::string(name(t)));

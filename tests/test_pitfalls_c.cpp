@@ -67,7 +67,7 @@ std::pair<size_t, size_t> peak_of(const StepOptions& options, int64_t scale) {
           static_cast<size_t>(model.num_parameters()) * sizeof(float)};
 }
 
-/// Peak of a step of the benchmarks' GPT at batch 8 above what lived before its first one.
+/// Peak of a step of the benchmarks' GPT at batch 8 above the bytes live before its first one.
 size_t gpt_peak(const StepOptions& options) {
   models::GPT gpt({.vocab = 65, .block = 32, .layers = 2, .heads = 4, .width = 64});
   optim::AdamW opt(gpt.parameters(), {.lr = 1e-3});

@@ -82,8 +82,7 @@ TEST_CASE("pitfall A25: an argument that was the captured tensor until the step 
   }
 }
 
-TEST_CASE(
-    "pitfall A25: a captured tensor that is an argument of some calls stays the captured one") {
+TEST_CASE("pitfall A25: a captured tensor that is an argument at times stays the captured one") {
   const Tensor captured = ones({4}), other = zeros({4});
   auto step = brrr::step([&](const Tensor&) { return captured * 2.0; });
   for (const Tensor& t : {captured, other, captured}) step(t);

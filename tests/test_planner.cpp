@@ -361,7 +361,7 @@ TEST_CASE("planner: the text of a step does not grow with the number of paramete
     text.push_back(graph::Plan::make(r, {})->source().all().size());
   }
   CHECK(text[0] > 1000);
-  CHECK(text[1] < text[0] + 100);  // Argument names and scalars have more digits.
+  CHECK(text[1] < text[0] + 100);  // Names and indices of arguments have more digits.
 }
 
 TEST_CASE("planner: thousands of blocks are placed in the order of time") {

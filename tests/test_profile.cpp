@@ -212,7 +212,7 @@ TEST_CASE("profile: kernels of both modes carry their modules, and the parts add
     CHECK(profile.modules().size() == modules.size());
     CHECK(modules.count("fc1") == 1);
     CHECK(modules.count("fc2") == 1);
-    // Forward, and the weight's gradient, but no input gradient for data: 2 M N K each.
+    // Forward, gradients of weight and input, but none of the data: 2 M N K each.
     CHECK(in_module["fc1"] == doctest::Approx(4 * 2 * 2 * 16 * 24 * 48));
     CHECK(in_module["fc2"] == doctest::Approx(4 * 3 * 2 * 16 * 48 * 10));
     // Forward, and the gradients of both weights and of the second layer's input.
@@ -355,7 +355,7 @@ TEST_CASE("profile: the trace has each call's own work, and gaps that add up to 
   const std::string path = std::string(folder.path) + "/trace.json";
   const Tensor small = randn({8, 8}), large = randn({256, 256});
   NoGradGuard guard;
-  bool alike = false;  // False if this thread waits for a processor after the last kernel.
+  bool alike = false;  // Stays false where this thread waits for a CPU after the last kernel.
   for (int turn = 0; turn < 10 && !alike; ++turn) {
     Profile profile;
     for (int i = 0; i < 20; ++i) (void)small.matmul(small), (void)large.matmul(large);

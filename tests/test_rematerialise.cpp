@@ -171,7 +171,7 @@ TEST_CASE("rematerialise: values of the same operands are recomputed together") 
   const Tensor v = randn({64, 64}), w = randn({64, 64});
   const auto fn = [&](const Tensor& in) {
     const Tensor x = matmul(in, v), y = matmul(in, w);
-    // Recomputing one of these alone would load x and y, as much as its store and its load.
+    // Recomputing one alone would load x and y, as many bytes as its store and load.
     const Tensor a = x + y, b = x * y, c = x - y;
     const Tensor z = matmul(a * b * c, v);
     return std::vector<Tensor>{z * a + z * b + z * c};

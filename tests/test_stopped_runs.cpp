@@ -170,7 +170,7 @@ TEST_CASE("train_mlp: a limit on the size of files is reported, and old files ar
   CHECK(read_text(ck) == "mine");
 }
 
-TEST_CASE("train_mlp: no checkpoint is ahead of a log that the full disk cut") {
+TEST_CASE("train_mlp: no checkpoint is ahead of a log that ran out of disk space") {
   const brrr::test::TempCache folder;
   const std::string ck = folder.dir + "/ck.safetensors", log = folder.dir + "/log.jsonl";
   const Result r =
@@ -198,7 +198,7 @@ TEST_CASE("train_mlp: losses that the disk has no space for end the run at its n
   CHECK(contains(r.text, "--loss-csv: " + csv + " cannot be written"));
 }
 
-TEST_CASE("train_mlp: a full disk under its files of lines ends the run before its first step") {
+TEST_CASE("train_mlp: no disk space for a log or loss file ends the run before its first step") {
   const brrr::test::TempCache folder;
   for (const std::string option : {"--log", "--loss-csv"}) {
     const Result r =

@@ -128,8 +128,8 @@ long falling_violations(std::uint64_t step) {
   return wrong;
 }
 
-// Vectors whose sines or cosines change beside a huge argument, for which all elements are computed
-// out of line.
+// Vectors in which sines or cosines of the other elements differ when one argument is huge, so that
+// all elements are computed out of line.
 long near_violations(std::uint64_t step) {
   long wrong = 0;
   for (std::uint64_t bits = 0; bits < (1ull << 32); bits += 16 * step) {

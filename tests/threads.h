@@ -20,8 +20,10 @@ inline int threads_taking(int signal) {
   int n = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::ifstream status(task.path() / "status");
+    bool exited = false;  // Linux reports 0 threads and an empty mask for one that is exiting.
     for (std::string line; std::getline(status, line);) {
-      if (!line.starts_with("SigBlk:")) continue;
+      exited |= line == "Threads:\t0";
+      if (exited || !line.starts_with("SigBlk:")) continue;
       n += !(std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1);
     }
   }

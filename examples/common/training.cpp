@@ -45,11 +45,11 @@ void TrainingOptions::add_steps(const std::string& what, int64_t least) {
 
 void TrainingOptions::add_saving(const std::string& name) {
   add_output(name, checkpoint, "checkpoint (safetensors) to write at the end");
-  add("--save-every", save_every, "also write it every so many steps (0: no)", whole_number(0));
+  add("--save-every", save_every, "also write it every N steps (0: no)", whole_number(0));
   needs("--save-every", name);
   add_output("--log", log, "write the figures of every line as a line of JSON", false);
   add_output("--kernels", kernels, "write the text of the kernels that graph mode generated here");
-  add_input("--resume", resume, "checkpoint to go on from, with the options it was made with",
+  add_input("--resume", resume, "checkpoint to resume, with the options it was made with",
             existing_file());
   add_input("--init", init,
             "checkpoint whose weights a new run begins with: other data, more steps",

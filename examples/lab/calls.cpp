@@ -110,11 +110,11 @@ const brrr::OpDef& row_of_add(const Tensor& x, const Tensor& y) {
     using Observer::ran;
     void ran(const brrr::OpCall& call) override { op = call.op; }
     const brrr::OpDef* op = nullptr;
-  } looks;
-  brrr::context.observer = &looks;
+  } watcher;
+  brrr::context.observer = &watcher;
   (void)(x + y);
   brrr::context.observer = nullptr;
-  return *looks.op;
+  return *watcher.op;
 }
 
 AddParts take_apart(const Lab& lab) {

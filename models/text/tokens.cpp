@@ -136,7 +136,7 @@ void write_tokens(const std::string& path, const std::vector<int64_t>& ids, Toke
 
 // --- passes over all tokens ----------------------------------------------------------------------
 
-// Calls f(ids, n, position) for chunks that fit in the L1 cache.
+// Calls f(ids, n, position) for chunks that fit in cache.
 template <class F> static void for_each_chunk(const Tokens& tokens, F f) {
   std::array<int64_t, kChunk> ids;
   for (int64_t at = 0; at < tokens.size(); at += kChunk) {

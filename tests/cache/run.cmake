@@ -13,7 +13,7 @@ function(build comment number line)
     "#pragma once\n// ${comment}\nstruct Number { enum { value = ${number} }; };\n")
   file(WRITE "${work}/source/main.cpp" "#include <cstdio>\n#include \"header.h\"\n"
     "int main() { std::printf(\"%d ${line}\", static_cast<int>(Number::value)); }\n")
-  # ccache does not cache a compilation whose header is younger than the compiler's start.
+  # ccache does not cache a compilation with a header newer than the compilation's start.
   execute_process(COMMAND "${CMAKE_COMMAND}" -E sleep 1.1)
   execute_process(COMMAND "${CMAKE_COMMAND}" -S "${work}/source" -B "${work}/source/build"
     -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${COMPILER}" "-DCOMPILER_CACHE=${COMPILER_CACHE}"

@@ -1,4 +1,4 @@
-# Installs BUILD_DIR into a fresh prefix, builds the project beside this file against it, runs it.
+# Installs BUILD_DIR into a fresh prefix, builds the project in this folder against it, runs it.
 set(work "${BUILD_DIR}/consumer")
 set(prefix "${work}/a, prefix")  # Characters that linkers and shells would split.
 file(REMOVE_RECURSE "${work}")

@@ -22,7 +22,7 @@ Tensor numbers(int64_t n, int series) {
 }
 
 // The gradient of each parameter is its input times its own square, which a device computes with
-// the same bits as the CPU. No size is divisible by the number of ranks.
+// the same bits as the CPU. No number of ranks divides every size.
 struct Squares : models::Module {
   std::vector<Tensor> all;
   explicit Squares(Device device) {

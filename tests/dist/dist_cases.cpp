@@ -177,7 +177,7 @@ TEST_CASE(
   }
 }
 
-// One process computes all ranks' passes one after the other, with the same random streams.
+// A single process runs all ranks' passes one after the other, with the same random streams.
 TEST_CASE("DataParallel: N ranks of P passes give the bits of N P passes of one process") {
   for (int way = 0; way < 12; ++way) {
     const int passes = way % 4 < 2 ? 1 : 3, shard = way / 4;

@@ -25,7 +25,7 @@ inline Tensor of_rank(int r, const IntList& sizes, DType dtype) {
   return x.view(sizes).to(dtype);
 }
 
-// The sum as one process computes it that makes the passes one after the other.
+// The sum as a single process computes it over consecutive passes.
 inline Tensor sum_of_all(const IntList& sizes, DType dtype) {
   Tensor sum = of_rank(0, sizes, dtype).clone();
   for (int r = 1; r < dist::size(); ++r) sum.add_(of_rank(r, sizes, dtype));
@@ -64,7 +64,7 @@ struct Net : models::Module {
   }
 };
 
-// Only one of its two parameters has a gradient.
+// Only one of its two layers gets gradients.
 struct Two : models::Module {
   models::Linear a{2, 2}, b{2, 2};
   bool first = true;

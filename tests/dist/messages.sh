@@ -15,7 +15,7 @@ ends() {
   shift 2
   timeout 60 bash "$here/launch.sh" "$mpirun" "${ranks:-2}" "$@" >"$work/ranks" 2>&1 || status=$?
   [[ $status -ne 0 ]] || { cat "$work/ranks"; fail "ended well: $*"; }
-  grep -aEq -- "$words" "$work/ranks" || { cat "$work/ranks"; fail "nobody says: $words"; }
+  grep -aEq -- "$words" "$work/ranks" || { cat "$work/ranks"; fail "no rank prints: $words"; }
   (( SECONDS - begin <= most )) || fail "ended only after $((SECONDS - begin)) s: $words"
   grep -aEo -m 1 -- "$words.*" "$work/ranks"
 }

@@ -365,7 +365,7 @@ TEST_CASE("DataParallel: a pass that is given up, or an evaluation, keeps no oth
     const Tensor drawn = rand({3});
     CHECK(same_bits(dist::broadcast(drawn), drawn));
   }
-  evaluated(x);  // Given up; the other one's evaluation restores its initial state.
+  evaluated(x);  // Given up; the evaluation of the other one restores the random stream.
   model.train(false);
   ddp(x);
   model.train();

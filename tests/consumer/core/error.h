@@ -1,1 +1,1 @@
-#error "a header of the user's own, which brrr's headers must not take for theirs"
+#error "a header of the user's own, which brrr's headers must not include instead of theirs"
